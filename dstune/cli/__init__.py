@@ -1,0 +1,1 @@
+"""Cli: one Typer module per verb; maps errors to exit codes."""

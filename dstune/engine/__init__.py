@@ -1,0 +1,1 @@
+"""Engine: continuous batching over a paged KV cache."""

@@ -1,0 +1,1 @@
+"""SwiGLU's gate: silu(gate) * up over a fused projection."""

@@ -1,0 +1,64 @@
+"""Attention on the native kernels: one call for all the sequences of a step."""
+
+import torch
+from torch import Tensor
+
+from dstune.errors import UsageError
+from dstune.kernels.batch import AttentionBatch
+from dstune.kernels.cache import KvLayer, LatentLayer
+from dstune.kernels.native import lib
+from dstune.kernels.native.arguments import CODES, activation_code, pointer, rows
+
+
+def paged_attention(q: Tensor, layer: KvLayer, batch: AttentionBatch, scale: float) -> Tensor:
+    """Attend from q [T, H, D] to each sequence's cache -> [T, H, D]; see the reference."""
+    q = rows(q)
+    num_tokens, num_heads, dim = q.shape
+    num_kv_heads = layer.k.shape[2]
+    out = q.new_empty(num_tokens, num_heads, dim)
+    tables = batch.block_tables
+    lib().paged_attention(
+        q.data_ptr(), q.stride(0), q.stride(1), layer.k.data_ptr(), layer.v.data_ptr(),
+        pointer(layer.k_scale), pointer(layer.v_scale), batch.query_start.data_ptr(),
+        batch.kv_lens.data_ptr(), tables.data_ptr(), tables.shape[1], batch.block_size,
+        out.data_ptr(), num_tokens, batch.kv_lens.shape[0], num_heads, num_kv_heads, dim, scale,
+        activation_code(q), CODES[layer.k.dtype], torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def latent_attention(
+    q_latent: Tensor, q_rope: Tensor, layer: LatentLayer, batch: AttentionBatch, scale: float
+) -> Tensor:
+    """Attend in the latent space: q_latent [T, H, R], q_rope [T, H, P] -> [T, H, R]."""
+    q_latent, q_rope = rows(q_latent), rows(q_rope)
+    num_tokens, num_heads, latent_dim = q_latent.shape
+    out = q_latent.new_empty(num_tokens, num_heads, latent_dim)
+    tables = batch.block_tables
+    lib().latent_attention(
+        q_latent.data_ptr(), q_latent.stride(0), q_latent.stride(1), q_rope.data_ptr(),
+        q_rope.stride(0), q_rope.stride(1), layer.latent.data_ptr(), layer.rope.data_ptr(),
+        pointer(layer.scale), batch.query_start.data_ptr(), batch.kv_lens.data_ptr(),
+        tables.data_ptr(), tables.shape[1], batch.block_size, out.data_ptr(), num_tokens,
+        batch.kv_lens.shape[0], num_heads, latent_dim, q_rope.shape[2], scale,
+        activation_code(q_latent), CODES[layer.latent.dtype], CODES[layer.rope.dtype],
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Attend causally: q [Tq, H, Dk], k [Tk, Hkv, Dk], v [Tk, Hkv, Dv] -> [Tq, H, Dv]."""
+    q, k, v = rows(q), rows(k), rows(v)
+    if k.dtype != v.dtype:
+        raise UsageError(f"dense attention wants keys and values alike, not {k.dtype}, {v.dtype}")
+    num_queries, num_heads, key_dim = q.shape
+    num_keys, num_kv_heads, value_dim = v.shape
+    out = q.new_empty(num_queries, num_heads, value_dim)
+    lib().dense_attention(
+        q.data_ptr(), q.stride(0), q.stride(1), k.data_ptr(), k.stride(0), k.stride(1),
+        v.data_ptr(), v.stride(0), v.stride(1), out.data_ptr(), num_queries, num_keys, num_heads,
+        num_kv_heads, key_dim, value_dim, scale, activation_code(q), CODES[k.dtype],
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return out

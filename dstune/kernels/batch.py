@@ -1,0 +1,23 @@
+"""One step's sequences as attention sees them; the engine builds it, the kernels read it."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class AttentionBatch:
+    """The sequences of one step, in the order of their tokens in the flat batch.
+
+    Query i of a sequence stands at position kv_len - query_len + i and sees the cache up to and
+    including itself. Tokens past `query_start[-1]` are padding.
+    """
+
+    positions: Tensor  # int64 [num_tokens]
+    slot_mapping: Tensor  # int64 [num_tokens], block id * block_size + offset; -1 = write nothing
+    query_start: Tensor  # int32 [num_seqs + 1]
+    kv_lens: Tensor  # int32 [num_seqs], tokens in the cache once this step is written
+    block_tables: Tensor  # int32 [num_seqs, max_blocks], padded with -1
+    block_size: int
+    host_query_lens: tuple[int, ...]  # the same on the host, for decisions without a sync
+    host_kv_lens: tuple[int, ...]

@@ -1,0 +1,1 @@
+"""Rotary position embedding, in place, for both pairings of the dimensions."""

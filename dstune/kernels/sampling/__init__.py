@@ -1,0 +1,1 @@
+"""Choosing the next token of each sequence, with a stateless random generator."""

@@ -1,0 +1,1 @@
+"""KV: what a precision or KV-cache configuration costs in memory and in quality."""

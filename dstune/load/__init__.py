@@ -1,0 +1,1 @@
+"""Load: arrivals and workload drawn beforehand, as a plan of requests that a target carries out."""

@@ -1,0 +1,243 @@
+"""Measure: what a run folder's files hold, as types: estimates, trials, the recommendation.
+
+Data only. `stats` fills in the figures, `tune` the rest, `report` prints them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from dstune.knobs import KnobValue, Restart
+
+SCHEMA_VERSION = 1
+
+
+class Record(BaseModel):
+    """A frozen record without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Estimate(Record):
+    """A figure with its 95% confidence interval; None where the samples do not reach."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+Figures = dict[str, Estimate]
+"""Figures of a trial by name; the names carry their units."""
+
+
+class Claim(StrEnum):
+    """What the samples allow to be said about a promise, at 95% confidence."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+
+
+class SloCheck(Record):
+    """One promise beside what was measured.
+
+    `is_met` is the point estimate's answer, which ranking uses; `claim` is what the number of
+    samples allows. `num_needed` is how many samples would claim a pass, were no further one over.
+    """
+
+    key: str
+    limit: float  # ms, or a share for success_rate
+    measured: float | None
+    is_met: bool
+    claim: Claim
+    num_samples: int
+    num_over: int
+    num_needed: int | None = None
+
+
+class HostLoad(Record):
+    """What else the machine did meanwhile, as shares of all its cores."""
+
+    foreign_cpu_share: float
+    steal_share: float
+    own_cpu_share: float
+
+
+class Repetition(Record):
+    """One repetition of a trial: when it ran, what came out, how quiet the host was."""
+
+    repetition: int
+    started_ns: int
+    finished_ns: int
+    num_requests: int
+    figures: Figures
+    host: HostLoad | None = None
+
+
+class Remark(Record):
+    """A reason to trust a figure less: a fixed code, the evidence, and what to do."""
+
+    code: Literal[
+        "busy_host",
+        "too_few_samples",
+        "failed_requests",
+        "few_repetitions",
+        "confirmation_cut_short",
+        "default_not_measured",
+        "not_separated",
+    ]
+    message: str
+
+
+class TrialRecord(Record):
+    """One line of trials.jsonl: a configuration and what became of it.
+
+    `infeasible`: this model or machine cannot run it (`reason` says why); it is not tried again.
+    """
+
+    trial_id: str
+    phase: Literal["search", "confirm"]
+    origin: Literal["default", "preset", "grid"]
+    status: Literal["measured", "infeasible"]
+    knobs: dict[str, KnobValue]
+    changed: dict[str, KnobValue]  # where it differs from the default configuration
+    reason: str = ""
+    error: str = ""  # the exception's class
+    restart: Restart | None = None
+    start_s: float = 0.0  # opening the target, where it was not open yet
+    restart_s: float = 0.0
+    elapsed_s: float = 0.0  # with start, restart, warm-up and every repetition
+    effective: dict[str, KnobValue] = {}
+    model: dict[str, Any] = {}
+    repetitions: tuple[Repetition, ...] = ()
+    figures: Figures = {}
+    slo: tuple[SloCheck, ...] = ()
+    remarks: tuple[Remark, ...] = ()
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there are samples."""
+        return self.status == "measured"
+
+    @property
+    def meets_slo(self) -> bool:
+        """Whether every promise is met by its point estimate."""
+        return self.is_measured and all(check.is_met for check in self.slo)
+
+    @property
+    def claim(self) -> Claim:
+        """What may be claimed about all promises together."""
+        claims = {check.claim for check in self.slo}
+        if Claim.FAIL in claims:
+            return Claim.FAIL
+        return Claim.INCONCLUSIVE if Claim.INCONCLUSIVE in claims else Claim.PASS
+
+
+class PlannedTrial(Record):
+    """A configuration that a sweep means to try."""
+
+    trial_id: str
+    origin: Literal["default", "preset", "grid"]
+    knobs: dict[str, KnobValue]
+    changed: dict[str, KnobValue]
+    restart: Restart | None = None  # from the trial before it
+
+
+class Started(Record):
+    """A trial that begins now, for those who watch."""
+
+    trial_id: str
+    phase: Literal["search", "confirm"]
+    number: int  # from 1
+    total: int
+    changed: dict[str, KnobValue]
+    eta_s: float | None  # until the sweep's end; None before anything was measured
+    best: TrialRecord | None
+
+
+class Skipped(Record):
+    """A combination that is illegal, and why."""
+
+    changed: dict[str, KnobValue]
+    reason: str
+
+
+class SamplesRef(Record):
+    """Where the raw samples behind a figure lie: trials/<trial_id>/requests.parquet."""
+
+    trial_id: str
+    repetition: int
+
+
+class Measured(Record):
+    """A configuration's confirmed figures and the samples behind every one of them."""
+
+    trial_id: str  # of the search
+    changed: dict[str, KnobValue]
+    figures: Figures
+    slo: tuple[SloCheck, ...]
+    claim: Claim
+    samples: tuple[SamplesRef, ...]
+
+
+class RunnerUp(Record):
+    """The second best, and its figures as multiples of the recommended one's."""
+
+    knobs: dict[str, KnobValue]
+    measured: Measured
+    against_recommended: Figures
+
+
+class Recommendation(Record):
+    """recommended.yaml: what to run, and the evidence."""
+
+    schema_version: Literal[1] = 1
+    profile: str
+    scenario: str
+    objective: str
+    model: str
+    target: str
+    load: str
+    knobs: dict[str, KnobValue]
+    changed: dict[str, KnobValue]
+    recommended: Measured
+    default: Measured | None
+    gain: Figures  # the recommended configuration's figures as multiples of the default's
+    runner_up: RunnerUp | None
+    remarks: tuple[Remark, ...]
+    environment: dict[str, Any]
+    run: str
+    rerun: str
+
+
+class Verdict(Record):
+    """How a sweep ended, in one line, and the exit code that this is."""
+
+    exit_code: int
+    message: str
+    recommended: str | None = None  # trial id
+    nearest: str | None = None  # trial id of the nearest miss
+
+
+class Run(Record):
+    """run.json."""
+
+    schema_version: Literal[1] = 1
+    verb: str
+    status: Literal["running", "finished", "interrupted", "failed"]
+    argv: list[str]
+    started_utc: str
+    wall_clock_zero_ns: int  # unix time in ns at which the run's monotonic clock read 0
+    profile: dict[str, Any]
+    environment: dict[str, Any]
+    plan: tuple[PlannedTrial, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    notes: tuple[str, ...] = ()
+    not_tried: tuple[str, ...] = ()  # trial ids that the budget left no time for
+    finalists: tuple[str, ...] = ()
+    confirmation_rounds: int = 0
+    verdict: Verdict | None = None
+    resumed_utc: tuple[str, ...] = ()

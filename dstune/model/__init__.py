@@ -1,0 +1,1 @@
+"""Model: architectures, loading, quantisation and tokenizers."""

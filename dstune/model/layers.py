@@ -1,0 +1,104 @@
+"""Parts that every architecture shares: packed projections, the gated feed-forward, the ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dstune.architecture import ModelShape
+from dstune.kernels.select import Experts, Kernels, Linear
+from dstune.model.loading.weights import Weights
+from dstune.model.precision import Precision
+
+
+class Packer:
+    """Takes tensors from a checkpoint and packs them for one set of kernels."""
+
+    def __init__(self, weights: Weights, kernels: Kernels, precision: Precision) -> None:
+        self._weights = weights
+        self._kernels = kernels
+        self._precision = precision
+        self.num_bytes = 0
+
+    def take(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """A tensor on the device, as activations or in `dtype`; counted as weight bytes."""
+        wanted = dtype or self._precision.activations
+        tensor = self._weights.take(name).to(self._precision.device, wanted).contiguous()
+        self.num_bytes += tensor.numel() * tensor.element_size()
+        return tensor
+
+    def raw(self, name: str) -> Tensor:
+        """A tensor as stored, on the device, not counted: it is about to be packed."""
+        return self._weights.take(name).to(self._precision.device)
+
+    def linear(self, *names: str) -> Linear:
+        """One product for several weights [out, in] that share their input, outputs side by side.
+
+        A `.bias` beside each weight is used where the checkpoint has one.
+        """
+        parts = [self.raw(f"{name}.weight") for name in names]
+        has_bias = self._weights.has(f"{names[0]}.bias")
+        bias = torch.cat([self.raw(f"{name}.bias") for name in names]) if has_bias else None
+        return self.pack(parts[0] if len(parts) == 1 else torch.cat(parts), bias)
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """Packs a weight [out, in]."""
+        packed = self._kernels.pack_linear(
+            weight, bias, self._precision.name, self._precision.activations
+        )
+        self.num_bytes += packed.num_bytes
+        return packed
+
+    def experts(self, prefix: str, num_experts: int) -> Experts:
+        """Routed experts from `prefix`.experts.E.{gate,up,down}_proj."""
+        names = [f"{prefix}.experts.{index}" for index in range(num_experts)]
+        gate_up = [
+            torch.cat([self.raw(f"{one}.gate_proj.weight"), self.raw(f"{one}.up_proj.weight")])
+            for one in names
+        ]
+        down = [self.raw(f"{one}.down_proj.weight") for one in names]
+        packed = self._kernels.pack_experts(
+            gate_up, down, self._precision.name, self._precision.activations
+        )
+        self.num_bytes += packed.num_bytes
+        return packed
+
+
+@dataclass(frozen=True)
+class GatedMlp:
+    """SwiGLU feed-forward: down(silu(gate(x)) * up(x))."""
+
+    gate_up: Linear
+    down: Linear
+    kernels: Kernels
+
+    @classmethod
+    def load(cls, packer: Packer, kernels: Kernels, prefix: str) -> GatedMlp:
+        """From `prefix`.{gate,up,down}_proj."""
+        gate_up = packer.linear(f"{prefix}.gate_proj", f"{prefix}.up_proj")
+        return cls(gate_up, packer.linear(f"{prefix}.down_proj"), kernels)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [num_tokens, hidden] -> the same."""
+        return self.down(self.kernels.silu_and_mul(self.gate_up(x)))
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Embedding, final norm and output projection."""
+
+    embedding: Tensor  # [vocab_size, hidden]
+    norm: Tensor
+    head: Linear
+
+    @classmethod
+    def load(cls, packer: Packer, shape: ModelShape) -> Ends:
+        """From the usual names; a tied head packs the embedding a second time."""
+        embedding = packer.take("model.embed_tokens.weight")
+        if shape.is_tied:
+            head = packer.pack(packer.raw("model.embed_tokens.weight"))
+        else:
+            head = packer.linear("lm_head")
+        return cls(embedding, packer.take("model.norm.weight"), head)

@@ -1,0 +1,1 @@
+"""The bundled model `tiny-deepseek`: its weights, data, model card and training code."""

@@ -1,0 +1,1 @@
+"""Profile: a YAML scenario becomes frozen, validated objects."""

@@ -1,0 +1,1 @@
+"""Report: console tables and exports of a finished run."""

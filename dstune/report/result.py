@@ -1,0 +1,64 @@
+"""Report: everything a run folder tells, read once and printed in any form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dstune.measure.record import Recommendation, Run, TrialRecord
+from dstune.measure.run_folder import RECOMMENDED, RunFolder
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run as it is on disk, finished or not."""
+
+    folder: Path
+    run: Run
+    trials: tuple[TrialRecord, ...]
+    recommendation: Recommendation | None
+    is_written_now: bool
+
+    @property
+    def search(self) -> list[TrialRecord]:
+        """The search's trials."""
+        return [one for one in self.trials if one.phase == "search"]
+
+    @property
+    def headline(self) -> str:
+        """How the run ended or stands, in one line."""
+        if self.run.verdict is not None:
+            return f"{self.run.status}: {self.run.verdict.message}"
+        done = f"{len(self.search)} of {len(self.run.plan)} trials"
+        if self.is_written_now:
+            return f"running: {done} so far"
+        return f"killed after {done}; go on with: dstune sweep --resume {self.folder}"
+
+    @property
+    def recommended_path(self) -> Path | None:
+        """Where recommended.yaml lies, if there is one."""
+        return self.folder / RECOMMENDED if self.recommendation else None
+
+
+def read_result(folder: RunFolder) -> Result:
+    """Reads a run folder; raises `DstuneError` when it is damaged."""
+    return Result(
+        folder=folder.path,
+        run=folder.read_run(),
+        trials=tuple(folder.trials()),
+        recommendation=folder.recommendation(),
+        is_written_now=folder.is_locked(),
+    )
+
+
+def as_document(result: Result) -> dict[str, Any]:
+    """A run as one JSON document."""
+    chosen = result.recommendation
+    return {
+        "schema_version": result.run.schema_version,
+        "folder": str(result.folder),
+        "run": result.run.model_dump(mode="json"),
+        "trials": [one.model_dump(mode="json") for one in result.trials],
+        "recommendation": chosen.model_dump(mode="json") if chosen else None,
+    }

@@ -1,0 +1,1 @@
+"""Server: the engine as a child process, steered over a pipe."""

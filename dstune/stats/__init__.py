@@ -1,0 +1,1 @@
+"""Stats: the only definitions of metrics, intervals and comparisons."""

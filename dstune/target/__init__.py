@@ -1,0 +1,1 @@
+"""Target: what is under load; start, reconfigure, stop."""

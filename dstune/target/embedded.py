@@ -1,0 +1,167 @@
+"""The engine that dstune carries, as a child process steered over a pipe of JSON lines.
+
+The child keeps its weights from one configuration to the next. It lives in a session of its own,
+so that a Ctrl-C reaches this process alone, and ends by itself when its standard input closes:
+no kill of the parent leaves it behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+from dstune import errors
+from dstune.errors import TargetError
+from dstune.knobs import KnobValue, Restart
+from dstune.load.plan import LoadPlan
+from dstune.measure.sample import Sample, SampleError, Status, StepSample
+from dstune.target.target import Configured, LoadResult, Progress
+
+QUIT_TIMEOUT_S = 5.0
+
+
+class EmbeddedTarget:
+    """A child process with one model; `configure` before `run`."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        weights: str = "auto",
+        device: str = "auto",
+        log_path: Path | None = None,
+    ) -> None:
+        self._stack = contextlib.ExitStack()
+        log = (
+            log_path.open("ab")
+            if log_path
+            else tempfile.NamedTemporaryFile(prefix="dstune-", suffix=".log")  # noqa: SIM115
+        )
+        self._stack.enter_context(log)
+        self._log_path = Path(log.name)
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "dstune.server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,
+        )
+        try:
+            opened = self._ask({"op": "open", "model": model, "weights": weights, "device": device})
+        except BaseException:
+            self.stop()
+            raise
+        self._model: dict[str, object] = opened["model"]
+
+    def __enter__(self) -> EmbeddedTarget:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def configure(self, knobs: Mapping[str, KnobValue]) -> Configured:
+        """Makes a configuration be in force by the cheapest restart; see `Target`."""
+        done = self._ask({"op": "configure", "knobs": dict(knobs)})
+        return Configured(
+            restart=Restart(done["restart"]) if done["restart"] else None,
+            seconds=done["seconds"],
+            effective=done["effective"],
+            model={
+                **self._model,
+                "weight_bytes": done["weight_bytes"],
+                "num_blocks": done["num_blocks"],
+            },
+        )
+
+    def tokenize(self, text: str) -> list[int]:
+        """The model's token ids of a text; see `Target`."""
+        return cast("list[int]", self._ask({"op": "tokenize", "text": text})["token_ids"])
+
+    def reset_caches(self) -> None:
+        """Forgets cached prefixes; see `Target`."""
+        self._ask({"op": "reset"})
+
+    def run(self, plan: LoadPlan, progress: Progress | None = None) -> LoadResult:
+        """Carries out a plan inside the child; see `Target`."""
+        command = {
+            "op": "run",
+            "requests": [asdict(request) for request in plan.requests],
+            "concurrency": plan.concurrency,
+            "temperature": plan.temperature,
+            "timeout_s": plan.timeout_s,
+        }
+        ran = self._ask(command, progress)
+        return LoadResult(
+            started_ns=ran["started_ns"],
+            finished_ns=ran["finished_ns"],
+            samples=tuple(_sample(row) for row in ran["rows"]),
+            steps=tuple(StepSample(trial_id="", repetition=0, **step) for step in ran["steps"]),
+        )
+
+    def stop(self) -> None:
+        """Ends the child: asked first, killed when it does not; harmless when called twice."""
+        child = self._child
+        if child.poll() is None:
+            with contextlib.suppress(OSError, ValueError):
+                self._write({"op": "quit"})
+                assert child.stdin is not None
+                child.stdin.close()
+            try:
+                child.wait(QUIT_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        self._stack.close()
+
+    def _write(self, command: Mapping[str, Any]) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps(command) + "\n")
+        self._child.stdin.flush()
+
+    def _ask(self, command: Mapping[str, Any], progress: Progress | None = None) -> dict[str, Any]:
+        """Sends a command and returns the event that answers it, its errors raised here."""
+        try:
+            self._write(command)
+        except (OSError, ValueError):
+            raise self._death() from None
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            event: dict[str, Any] = json.loads(line)
+            if event["event"] == "progress":
+                if progress is not None:
+                    progress(event["finished"], event["planned"])
+            elif event["event"] == "error":
+                raise errors.BY_NAME.get(event["kind"], TargetError)(event["message"])
+            else:
+                return event
+        raise self._death()
+
+    def _death(self) -> TargetError:
+        """Why the child ended, in one line: the log's last words and the signal or status."""
+        status = self._child.wait()
+        how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
+        if status == -9:
+            how += " (out of memory?)"
+        lines = self._log_path.read_text(errors="replace").split("\n")
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return TargetError(f"the engine's process {how}" + (f": {said}" if said else ""))
+
+
+def _sample(row: Mapping[str, Any]) -> Sample:
+    fields = {**row, "status": Status(row["status"]), "error": SampleError(row["error"])}
+    return Sample(
+        trial_id="", repetition=0, process=0, http_status=None, token_source="usage", **fields
+    )

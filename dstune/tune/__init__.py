@@ -1,0 +1,1 @@
+"""Tune: search space, trials, sweep and recommendation."""

@@ -1,0 +1,69 @@
+"""The README names only what exists: its commands, modules, files and tables."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SPANS = sorted(set(re.findall(r"`([^`\n]+)`", README)))
+FENCED = [
+    line.split(" #")[0].strip()
+    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+def dstune(*arguments: str) -> str:
+    """What `dstune` with these arguments prints; fails when it fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dstune", *arguments], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+COMMANDS = sorted(
+    {span for span in (*SPANS, *FENCED) if span.startswith("dstune ")}
+    | {f"dstune {line.split('/dstune ')[1]}" for line in FENCED if "/dstune " in line}
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_and_their_options_exist(command: str) -> None:
+    verb, *arguments = command.split()[1:]
+    text = dstune(verb, "--help")
+    for option in (one for one in arguments if one.startswith("-")):
+        assert option.split("=")[0] in text, f"{command}: {verb} has no {option}"
+    for path in (one for one in arguments if one.endswith(".yaml")):
+        assert (ROOT / path).is_file()
+
+
+@pytest.mark.parametrize("name", [one for one in SPANS if re.fullmatch(r"dstune(\.\w+)+", one)])
+def test_modules_exist(name: str) -> None:
+    assert importlib.util.find_spec(name) is not None
+
+
+PATHS = [one for one in SPANS if re.fullmatch(r"[\w.-]*(/[\w.-]+)+\.?\w*", one)]
+
+
+@pytest.mark.parametrize("path", [one for one in PATHS if not one.startswith("trials/")])
+def test_paths_exist(path: str) -> None:
+    assert (ROOT / path).exists()
+
+
+def test_the_knob_table_is_the_one_that_the_command_prints() -> None:
+    between = re.search(r"<!-- knobs: dstune (.*?) -->\n(.*?)<!-- /knobs -->", README, re.DOTALL)
+    assert between is not None
+    assert between[2] == dstune(*between[1].split())
+
+
+def test_the_test_command_is_the_one_that_ci_runs() -> None:
+    assert "grep -m1 'python -m pytest$' README.md" in (ROOT / ".ci" / "run").read_text()
+    assert any(line.endswith("python -m pytest") for line in FENCED)
