@@ -37,10 +37,10 @@ def test_matches_the_reference(
 
 @pytest.mark.parametrize("depth", [4, 127, 576])
 def test_int8_sums_are_exact(cpu: Kernels, depth: int) -> None:
-    """With a largest value of 127 in each row the scales are 1, so the output is the int sum."""
+    """With a value of 127 in each group the scales are 1, so the output is the int sum."""
     weight = torch.randint(-127, 128, (70, depth)).float()
     x = torch.randint(-127, 128, (9, depth)).float()
-    weight[:, 0], x[:, -1] = 127, -127
+    weight[:, 0], x[:, ::64], x[:, -1] = 127, -127, -127
     y = cpu.pack_linear(weight, None, "int8", torch.float32)(x)
     assert torch.equal(y.double(), x.double() @ weight.double().T)
 

@@ -20,7 +20,7 @@ def paged_attention(q: Tensor, layer: KvLayer, batch: AttentionBatch, scale: flo
     lib().paged_attention(
         q.data_ptr(), q.stride(0), q.stride(1), layer.k.data_ptr(), layer.v.data_ptr(),
         pointer(layer.k_scale), pointer(layer.v_scale), batch.query_start.data_ptr(),
-        batch.kv_lens.data_ptr(), tables.data_ptr(), tables.shape[1], batch.block_size,
+        batch.kv_lens.data_ptr(), tables.data_ptr(), tables.stride(0), batch.block_size,
         out.data_ptr(), num_tokens, batch.kv_lens.shape[0], num_heads, num_kv_heads, dim, scale,
         activation_code(q), CODES[layer.k.dtype], torch.get_num_threads(),
     )  # fmt: skip
@@ -39,7 +39,7 @@ def latent_attention(
         q_latent.data_ptr(), q_latent.stride(0), q_latent.stride(1), q_rope.data_ptr(),
         q_rope.stride(0), q_rope.stride(1), layer.latent.data_ptr(), layer.rope.data_ptr(),
         pointer(layer.scale), batch.query_start.data_ptr(), batch.kv_lens.data_ptr(),
-        tables.data_ptr(), tables.shape[1], batch.block_size, out.data_ptr(), num_tokens,
+        tables.data_ptr(), tables.stride(0), batch.block_size, out.data_ptr(), num_tokens,
         batch.kv_lens.shape[0], num_heads, latent_dim, q_rope.shape[2], scale,
         activation_code(q_latent), CODES[layer.latent.dtype], CODES[layer.rope.dtype],
         torch.get_num_threads(),

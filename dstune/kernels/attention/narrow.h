@@ -45,7 +45,9 @@ struct PairDot {
   typedef bf16 Key;
   typedef uint32_t Query;
   static constexpr int64_t kWidth = 32;
-  static DSTUNE_INLINE v16u query(const uint32_t* q, int64_t i) { return load_raw<v16u>(q + i / 2); }
+  static DSTUNE_INLINE v16u query(const uint32_t* q, int64_t i) {
+    return load_raw<v16u>(q + i / 2);
+  }
   static DSTUNE_INLINE v16u key(const bf16* k, int64_t i) { return load_raw<v16u>(k + i); }
   static DSTUNE_INLINE v16u part(const bf16* k, int64_t i, int64_t n) {
     v16u words{};
@@ -159,7 +161,8 @@ DSTUNE_INLINE void weigh_tile(const float* weights, const uint32_t* pairs, const
   for (int64_t t = 0; t < keys; t++) {
 #pragma GCC unroll 4
     for (int j = 0; j < Vectors; j++) {
-      v16f value = Vectors > 1 ? load16(v[t] + offset + d + 16 * j) : load_at(v[t] + offset, d, dim);
+      const T* row = v[t] + offset;
+      v16f value = Vectors > 1 ? load16(row + d + 16 * j) : load_at(row, d, dim);
 #pragma GCC unroll 4
       for (int r = 0; r < Rows; r++) total[r][j] += value * weights[r * kNarrowChunk + t];
     }

@@ -15,7 +15,6 @@ constexpr int64_t kSmallProducts = 48 * 1024;  // per projection; some 5 us on o
 struct Layer {
   const uint32_t *gate_up, *down;              // [experts] panels of [2F, D] and [D, F]
   const float *gate_up_scale, *down_scale;     // int8: [experts, columns padded to 32]
-  const int32_t *gate_up_offset, *down_offset;
   int64_t experts, hidden, features;
 };
 
@@ -25,11 +24,9 @@ struct Task {
 
 int64_t panels_of(int64_t columns) { return (columns + kPanel - 1) / kPanel; }
 
-Epilogue scales(const float* row_scale, const float* column_scale, const int32_t* offset,
-                int64_t expert, int64_t panels) {
+Epilogue scales(const RowChunk* rows, const float* column_scale, int64_t expert, int64_t panels) {
   if (!column_scale) return Epilogue{};
-  int64_t first = expert * panels * kPanel;
-  return {row_scale, column_scale + first, offset + first, nullptr, nullptr};
+  return {rows, column_scale + expert * panels * kPanel, nullptr, nullptr};
 }
 
 template <class C, class T>
@@ -55,14 +52,16 @@ void run(const Layer& l, const void* x, int64_t x_stride, const float* weights,
 
   // Down's results take the place of gate and up, which nobody needs by then.
   int64_t wide = std::max(2 * l.features, l.hidden), groups = std::max(in_groups, mid_groups);
-  Scratch scratch(pairs * (wide + groups + 1) * 4);
+  int64_t in_chunks = chunks_of(in_groups), mid_chunks = chunks_of(mid_groups);
+  Scratch scratch(pairs * ((wide + groups) * 4 + chunks_of(groups) * sizeof(RowChunk)));
   float* y = (float*)scratch.data;
   uint32_t* packed = (uint32_t*)(y + pairs * wide);
-  float* row_scale = (float*)(packed + pairs * groups);
+  RowChunk* row_chunks = (RowChunk*)(packed + pairs * groups);
 
   auto pack_input = [&](int64_t row) {
     const T* from = (const T*)x + pair_of[row] / top_k * x_stride;
-    pack_row<C>(from, l.hidden, packed + row * in_groups, in_groups, row_scale + row);
+    pack_row<C>(from, l.hidden, packed + row * in_groups, in_groups,
+                row_chunks + row * in_chunks);
   };
   auto activate = [&](int64_t row) {
     float *gate = y + row * wide, *up = gate + l.features;
@@ -71,7 +70,7 @@ void run(const Layer& l, const void* x, int64_t x_stride, const float* weights,
       store_at(gate, i, l.features, g / (1.f + vexp(-g)) * u);
     }
     pack_row<C>((const float*)gate, l.features, packed + row * mid_groups, mid_groups,
-                row_scale + row);
+                row_chunks + row * mid_chunks);
   };
   auto combine = [&](int64_t token) {
     for (int64_t i = 0; i < l.hidden; i += 16) {
@@ -87,16 +86,13 @@ void run(const Layer& l, const void* x, int64_t x_stride, const float* weights,
     multiply_panel<C>(packed, in_groups, l.gate_up + t.expert * up_panels * in_groups * kPanel,
                       in_groups, in_groups, t.panel, start[t.expert], start[t.expert + 1],
                       2 * l.features,
-                      scales(row_scale, l.gate_up_scale, l.gate_up_offset, t.expert, up_panels), y,
-                      wide);
+                      scales(row_chunks, l.gate_up_scale, t.expert, up_panels), y, wide);
   };
   auto multiply_down = [&](int64_t i) {
     const Task& t = down_tasks[i];
     multiply_panel<C>(packed, mid_groups, l.down + t.expert * down_panels * mid_groups * kPanel,
                       mid_groups, mid_groups, t.panel, start[t.expert], start[t.expert + 1],
-                      l.hidden,
-                      scales(row_scale, l.down_scale, l.down_offset, t.expert, down_panels), y,
-                      wide);
+                      l.hidden, scales(row_chunks, l.down_scale, t.expert, down_panels), y, wide);
   };
   std::atomic<int64_t> next[5] = {};
   auto each = [](std::atomic<int64_t>& counter, int64_t count, auto f) {
@@ -134,14 +130,12 @@ auto for_precision(int64_t precision) {
 // x [tokens, hidden], weights and ids [tokens, top_k] -> out [tokens, hidden].
 DSTUNE_API void dstune_experts(const void* x, int64_t x_stride, const float* weights,
                                const int64_t* ids, void* out, const uint32_t* gate_up,
-                               const float* gate_up_scale, const int32_t* gate_up_offset,
-                               const uint32_t* down, const float* down_scale,
-                               const int32_t* down_offset, int64_t tokens, int64_t top_k,
+                               const float* gate_up_scale, const uint32_t* down,
+                               const float* down_scale, int64_t tokens, int64_t top_k,
                                int64_t experts, int64_t hidden, int64_t features,
                                int64_t precision, int64_t dtype, int64_t threads) {
   if (tokens == 0) return;
-  Layer layer{gate_up, down, gate_up_scale, down_scale, gate_up_offset, down_offset,
-              experts, hidden, features};
+  Layer layer{gate_up, down, gate_up_scale, down_scale, experts, hidden, features};
   auto f = dtype == kF32 ? for_precision<float>(precision) : for_precision<bf16>(precision);
   f(layer, x, x_stride, weights, ids, out, tokens, top_k, threads);
 }

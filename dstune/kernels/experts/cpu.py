@@ -45,10 +45,8 @@ class _Stack:
         self.code = packed[0].code
         self._data = torch.stack([p.data for p in packed])
         scales = [p.column_scale for p in packed if p.column_scale is not None]
-        offsets = [p.offset for p in packed if p.offset is not None]
         self._scale = torch.stack(scales) if scales else None
-        self._offset = torch.stack(offsets) if offsets else None
-        self.pointers = (self._data.data_ptr(), pointer(self._scale), pointer(self._offset))
+        self.pointers = (self._data.data_ptr(), pointer(self._scale))
         self.num_bytes = sum(p.num_bytes for p in packed)
 
 

@@ -1,4 +1,5 @@
 // Linear layers: converts the activation rows and multiplies them, in one parallel region.
+#include <algorithm>
 #include <atomic>
 
 #include "gemm.h"
@@ -10,33 +11,41 @@ namespace {
 // Activation bytes that stay in a core's L2 while every panel passes over them.
 constexpr int64_t kRowBytes = 384 * 1024;
 constexpr int64_t kSmallBytes = 64 * 1024;
-// A panel range below this is not worth an atomic increment; above it threads would wait at the end.
+// Weight bytes of a task: enough for an increment to pay, few enough for an even finish.
 constexpr int64_t kTaskBytes = 32 * 1024;
 
 template <class C, class T>
 void run(const void* x, int64_t x_stride, const uint32_t* weights, const float* column_scale,
-         const int32_t* offset, const float* bias, void* out, int64_t m, int64_t n, int64_t k, int64_t threads) {
+         const float* bias, void* out, int64_t m, int64_t n, int64_t k, int64_t threads) {
   int64_t groups = (k + C::kGroup - 1) / C::kGroup, panels = (n + kPanel - 1) / kPanel;
   int64_t slices = 1 + (m * groups * 4 - 1) / kRowBytes;
   int64_t per_task = 1 + kTaskBytes / (groups * kPanel * 4 * (1 + m / 8));
   int64_t ranges = (panels + per_task - 1) / per_task;
-  Scratch scratch(m * (groups + 1) * 4);
+  int64_t chunks = chunks_of(groups);
+  Scratch scratch(m * (groups * 4 + chunks * sizeof(RowChunk)));
   uint32_t* packed = (uint32_t*)scratch.data;
-  float* row_scale = (float*)(packed + m * groups);
-  Epilogue epilogue{row_scale, column_scale, offset, bias, nullptr};
+  RowChunk* row_chunks = (RowChunk*)(packed + m * groups);
+  Epilogue epilogue{row_chunks, column_scale, bias, nullptr};
   auto pack = [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row++)
       pack_row<C>((const T*)x + row * x_stride, k, packed + row * groups, groups,
-                  row_scale + row);
+                  row_chunks + row * chunks);
   };
   std::atomic<int64_t> next{0};
+  auto take = [&] { return next.fetch_add(1, std::memory_order_relaxed); };
   auto work = [&] {
-    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < slices * ranges;) {
+    // One task is taken in advance, so that its weights can be fetched while this one computes.
+    int64_t task = take();
+    for (int64_t following; task < slices * ranges; task = following) {
+      following = take();
       int64_t slice = task / ranges, first = task % ranges * per_task;
-      int64_t last = first + per_task < panels ? first + per_task : panels;
-      for (int64_t panel = first; panel < last; panel++)
+      int64_t last = std::min(first + per_task, panels);
+      for (int64_t panel = first; panel < last; panel++) {
+        int64_t ahead = panel + 1 < last ? panel + 1 : following % ranges * per_task;
         multiply_panel<C>(packed, groups, weights, groups, groups, panel, m * slice / slices,
-                          m * (slice + 1) / slices, n, epilogue, (T*)out, n);
+                          m * (slice + 1) / slices, n, epilogue, (T*)out, n,
+                          weights + ahead * groups * kPanel);
+      }
     }
   };
   // Some 4 us on one thread; see parallel_ranges.
@@ -67,12 +76,11 @@ auto for_precision(int64_t precision) {
 
 }  // namespace
 
-// x [m, k] with rows x_stride apart -> out [m, n]. column_scale and offset (int8 only) and bias
-// have n padded to 32 elements; bias may be null.
+// x [m, k] with rows x_stride apart -> out [m, n]. column_scale (int8 only) and bias have n padded
+// to 32 elements; bias may be null.
 DSTUNE_API void dstune_linear(const void* x, int64_t x_stride, const uint32_t* weights,
-                              const float* column_scale, const int32_t* offset,
-                              const float* bias, void* out, int64_t m, int64_t n, int64_t k,
+                              const float* column_scale, const float* bias, void* out, int64_t m, int64_t n, int64_t k,
                               int64_t precision, int64_t dtype, int64_t threads) {
   auto f = dtype == kF32 ? for_precision<float>(precision) : for_precision<bf16>(precision);
-  if (m > 0) f(x, x_stride, weights, column_scale, offset, bias, out, m, n, k, threads);
+  if (m > 0) f(x, x_stride, weights, column_scale, bias, out, m, n, k, threads);
 }

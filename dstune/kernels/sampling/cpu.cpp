@@ -106,7 +106,8 @@ float find_maxima(const Row& row, std::vector<float>& maxima) {
   for (int64_t begin = 0; begin < row.vocab; begin += kSlice) {
     int64_t end = std::min(row.vocab, begin + kSlice);
     float largest = -INFINITY;
-    for (int64_t i = begin; i < end; i++) largest = row.logits[i] > largest ? row.logits[i] : largest;
+    for (int64_t i = begin; i < end; i++)
+      largest = row.logits[i] > largest ? row.logits[i] : largest;
     maxima.push_back(largest / row.temperature);
     max = std::max(max, maxima.back());
   }

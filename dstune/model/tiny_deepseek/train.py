@@ -38,7 +38,9 @@ class Trainer:
         dtype = torch.bfloat16 if options.bf16 else torch.float32
         self.network = Network(NetworkConfig.read(Path(__file__).with_name("config.json")), dtype)
         self.optimizer = Optimizer(self.network, options.rate, options.weight_decay)
-        self.schedule = Schedule(options.steps, options.decay_steps, options.warmup, options.long_share)
+        self.schedule = Schedule(
+            options.steps, options.decay_steps, options.warmup, options.long_share
+        )
         documents = build_corpus().train
         self.short = Batches(documents, options.length, options.batch_tokens)
         self.long = Batches(documents, options.long_length, options.batch_tokens)
