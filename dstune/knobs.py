@@ -97,7 +97,7 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "precision", "choice", "bf16", Restart.RELOAD,
-        "arithmetic of the weights' matrix products; int8 is W8A8 with a scale per token and 64 values",
+        "arithmetic of the weights' matrix products; int8 is W8A8, scaled per token and 64 values",
         choices=("fp32", "bf16", "fp16", "int8"),
         flags={"vllm": "--dtype", "sglang": "--dtype"},
     ),

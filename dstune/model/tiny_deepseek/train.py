@@ -1,7 +1,8 @@
 """Trains `tiny-deepseek`: python -m dstune.model.tiny_deepseek.train --out FOLDER --steps N.
 
 A file FOLDER/end holding a step number makes that the last step and decays towards it from now on;
-it may change again later, and a second number sets the share of the peak rate to go on from. SIGTERM starts the planned decay at once.
+it may change again later, and a second number sets the share of the peak rate to go on from.
+SIGTERM starts the planned decay at once.
 Running the command again on the same folder resumes from its last state.
 """
 
