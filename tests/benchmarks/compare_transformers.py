@@ -115,7 +115,7 @@ def main() -> None:
     ]
     shape = open_checkpoint(str(model)).shape
     print(
-        f"{shape.name}: prompt {PROMPT_TOKENS}, output {OUTPUT_TOKENS}, prefill counted; "
+        f"{model.name}: prompt {PROMPT_TOKENS}, output {OUTPUT_TOKENS}, prefill counted; "
         f"{torch.get_num_threads()} threads; limits measured now: "
         f"{bandwidth / 1e9:.1f} GB/s, bf16 {operations['bf16'] / 1e9:.0f} GFLOP/s, "
         f"int8 {operations['int8'] / 1e9:.0f} GOP/s; {options.pairs} pairs, median (min-max)\n"
