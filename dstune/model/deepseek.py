@@ -16,7 +16,7 @@ from dstune.architecture import MlaShape, ModelShape
 from dstune.kernels.batch import AttentionBatch
 from dstune.kernels.cache import LatentLayer, allocate_latent_layer
 from dstune.kernels.select import Kernels, Linear
-from dstune.model.layers import Ends, GatedMlp, Packer
+from dstune.model.layers import Decoder, Ends, GatedMlp, Packer
 from dstune.model.loading.weights import Weights
 from dstune.model.moe import MoeLayer
 from dstune.model.precision import Precision
@@ -78,8 +78,9 @@ class DeepseekModel:
         self.precision = precision
         self.kernels = kernels
         packer = Packer(weights, kernels, precision)
-        self._ends = Ends.load(packer, shape)
+        ends = Ends.load(packer, shape)
         self._layers = [self._load_layer(packer, index) for index in range(shape.num_layers)]
+        self._decoder = Decoder(ends, self._layers, kernels, shape.rms_norm_eps)
         self._cos, self._sin = rope_tables(shape.rope, shape.max_position, precision.device)
         self.num_weight_bytes = packer.num_bytes
 
@@ -149,19 +150,11 @@ class DeepseekModel:
         logits_rows: Tensor,
     ) -> Tensor:
         """Logits fp32 [num_logits_rows, vocab_size]; writes the tokens' latents."""
-        kernels, eps = self.kernels, self.shape.rms_norm_eps
-        residual = self._ends.embedding[token_ids]
-        hidden = kernels.rms_norm(residual, self._layers[0].input_norm, eps)
-        for index, layer in enumerate(self._layers):
-            hidden = self._attend(layer.attention, hidden, batch, cache[index])
-            hidden, residual = kernels.add_rms_norm(hidden, residual, layer.post_norm, eps)
-            hidden = layer.mlp(hidden)
-            is_last = index + 1 == len(self._layers)
-            norm = self._ends.norm if is_last else self._layers[index + 1].input_norm
-            if is_last:
-                hidden, residual = hidden[logits_rows], residual[logits_rows]
-            hidden, residual = kernels.add_rms_norm(hidden, residual, norm, eps)
-        return self._ends.head(hidden).float()
+
+        def attend(index: int, hidden: Tensor) -> Tensor:
+            return self._attend(self._layers[index].attention, hidden, batch, cache[index])
+
+        return self._decoder(token_ids, attend, logits_rows)
 
     def _attend(
         self, weights: MlaWeights, hidden: Tensor, batch: AttentionBatch, cache: LatentLayer

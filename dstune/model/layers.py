@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -102,3 +104,50 @@ class Ends:
         else:
             head = packer.linear("lm_head")
         return cls(embedding, packer.take("model.norm.weight"), head)
+
+
+class Block(Protocol):
+    """What every decoder block has beside its attention."""
+
+    @property
+    def input_norm(self) -> Tensor: ...
+    @property
+    def post_norm(self) -> Tensor: ...
+    @property
+    def mlp(self) -> Callable[[Tensor], Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The stack that pre-norm decoders share: attention and feed-forward on a residual stream."""
+
+    ends: Ends
+    blocks: Sequence[Block]
+    kernels: Kernels
+    eps: float
+
+    def __call__(
+        self,
+        token_ids: Tensor,
+        attend: Callable[[int, Tensor], Tensor],
+        logits_rows: Tensor,
+    ) -> Tensor:
+        """Logits fp32 [num_logits_rows, vocab_size].
+
+        `attend(index, hidden)` is the attention of one block, [num_tokens, hidden] -> the same.
+        Rows whose logits nobody wants are dropped before the last norm.
+        """
+        kernels, eps = self.kernels, self.eps
+        residual = self.ends.embedding[token_ids]
+        hidden = kernels.rms_norm(residual, self.blocks[0].input_norm, eps)
+        for index, block in enumerate(self.blocks):
+            hidden = attend(index, hidden)
+            hidden, residual = kernels.add_rms_norm(hidden, residual, block.post_norm, eps)
+            hidden = block.mlp(hidden)
+            if index + 1 < len(self.blocks):
+                norm = self.blocks[index + 1].input_norm
+            else:
+                norm = self.ends.norm
+                hidden, residual = hidden[logits_rows], residual[logits_rows]
+            hidden, residual = kernels.add_rms_norm(hidden, residual, norm, eps)
+        return self.ends.head(hidden).float()

@@ -11,7 +11,7 @@ from dstune.architecture import ModelShape
 from dstune.kernels.batch import AttentionBatch
 from dstune.kernels.cache import KvLayer, allocate_kv_layer
 from dstune.kernels.select import Kernels, Linear
-from dstune.model.layers import Ends, GatedMlp, Packer
+from dstune.model.layers import Decoder, Ends, GatedMlp, Packer
 from dstune.model.loading.weights import Weights
 from dstune.model.precision import Precision
 from dstune.model.rope import rope_tables
@@ -38,8 +38,9 @@ class LlamaModel:
         self.precision = precision
         self.kernels = kernels
         packer = Packer(weights, kernels, precision)
-        self._ends = Ends.load(packer, shape)
+        ends = Ends.load(packer, shape)
         self._layers = [self._load_layer(packer, index) for index in range(shape.num_layers)]
+        self._decoder = Decoder(ends, self._layers, kernels, shape.rms_norm_eps)
         self._cos, self._sin = rope_tables(shape.rope, shape.max_position, precision.device)
         self.num_weight_bytes = packer.num_bytes
 
@@ -70,19 +71,12 @@ class LlamaModel:
         logits_rows: Tensor,
     ) -> Tensor:
         """Logits fp32 [num_logits_rows, vocab_size]; writes the tokens' K and V."""
-        kernels, eps = self.kernels, self.shape.rms_norm_eps
-        residual = self._ends.embedding[token_ids]
-        hidden = kernels.rms_norm(residual, self._layers[0].input_norm, eps)
-        for index, layer in enumerate(self._layers):
-            hidden = layer.out(self._attend(layer, hidden, batch, cache[index]))
-            hidden, residual = kernels.add_rms_norm(hidden, residual, layer.post_norm, eps)
-            hidden = layer.mlp(hidden)
-            is_last = index + 1 == len(self._layers)
-            norm = self._ends.norm if is_last else self._layers[index + 1].input_norm
-            if is_last:
-                hidden, residual = hidden[logits_rows], residual[logits_rows]
-            hidden, residual = kernels.add_rms_norm(hidden, residual, norm, eps)
-        return self._ends.head(hidden).float()
+
+        def attend(index: int, hidden: Tensor) -> Tensor:
+            layer = self._layers[index]
+            return layer.out(self._attend(layer, hidden, batch, cache[index]))
+
+        return self._decoder(token_ids, attend, logits_rows)
 
     def _attend(
         self, layer: LlamaLayer, hidden: Tensor, batch: AttentionBatch, cache: KvLayer
