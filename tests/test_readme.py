@@ -53,7 +53,9 @@ def test_modules_exist(name: str) -> None:
 PATHS = [one for one in SPANS if re.fullmatch(r"[\w.-]*(/[\w.-]+)+\.?\w*", one)]
 
 
-@pytest.mark.parametrize("path", [one for one in PATHS if not one.startswith(("trials/", ".venv/"))])
+@pytest.mark.parametrize(
+    "path", [one for one in PATHS if not one.startswith(("trials/", ".venv/"))]
+)
 def test_paths_exist(path: str) -> None:
     assert (ROOT / path).exists()
 
