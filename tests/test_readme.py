@@ -39,6 +39,9 @@ COMMANDS = sorted(
 def test_commands_and_their_options_exist(command: str) -> None:
     verb, *arguments = command.split()[1:]
     text = dstune(verb, "--help")
+    if verb == "sweep" and arguments:
+        has_profile = any(one.endswith(".yaml") for one in arguments)
+        assert has_profile != ("--resume" in arguments), f"{command}: one of the two"
     for option in (one for one in arguments if one.startswith("-")):
         assert option.split("=")[0] in text, f"{command}: {verb} has no {option}"
     for path in (one for one in arguments if one.endswith(".yaml")):

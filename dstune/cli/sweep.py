@@ -45,16 +45,20 @@ def run(
     changes += [f"{key}={value}" for key, value in
                 (("budget.wall", budget), ("budget.trials", trials), ("driver", driver))
                 if value is not None]  # fmt: skip
-    if (profile is None) == (resume is None):
+    if profile is None and resume is None:
         raise UsageError("give a profile, or --resume RUN, which brings its own")
+    if budget is not None and not budget.strip():
+        raise UsageError("--budget must be a time such as 90s, 10m or 1h30m")
     if resume is not None:
-        if changes or dry_run:
+        if profile is not None or changes or dry_run:
             raise UsageError("--resume brings the run's own profile: give nothing beside it")
         return _go_on(resume, output, as_json)
     from dstune.profile.load import load_profile
+    from dstune.target.open import check_target
 
     assert profile is not None
     loaded = load_profile(profile, changes)
+    check_target(loaded.target)
     if dry_run:
         return _show_plan(loaded, as_json)
     from dstune.measure.fingerprint import fingerprint

@@ -59,10 +59,14 @@ def size_cache(config: EngineConfig, model: Model[Any]) -> CacheSize:
     shape, device = model.shape, model.precision.device
     dtype = resolve_kv_dtype(config.kv_cache_dtype, model.precision)
     num_bytes = config.kv_cache_memory_bytes
+    total = psutil.virtual_memory().total
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+    if num_bytes is not None and num_bytes > total:
+        raise KnobError(
+            f"kv_cache_memory_bytes ({num_bytes}) is more than {device} has ({total} bytes)"
+        )
     if num_bytes is None:
-        total = psutil.virtual_memory().total
-        if device.type == "cuda":
-            total = torch.cuda.get_device_properties(device).total_memory
         used = model.num_weight_bytes + activation_bytes(shape, config)
         num_bytes = int(config.gpu_memory_utilization * total) - used
         if device.type == "cpu":

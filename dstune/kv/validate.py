@@ -72,8 +72,8 @@ def plan_variants(precisions: Sequence[str], kv_cache_dtypes: Sequence[str]) -> 
     for name, values in (("precision", precisions), ("kv_cache_dtype", kv_cache_dtypes)):
         for value in values:
             check_value(name, value)
-    first, *others = precisions
-    dtype, *dtypes = kv_cache_dtypes
+    first, *others = dict.fromkeys(precisions)
+    dtype, *dtypes = dict.fromkeys(kv_cache_dtypes)
     return [
         Variant(first, dtype),
         *(Variant(other, dtype) for other in others),

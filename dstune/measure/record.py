@@ -84,6 +84,7 @@ class Remark(Record):
         "busy_host",
         "too_few_samples",
         "failed_requests",
+        "failed_trials",
         "few_repetitions",
         "confirmation_cut_short",
         "default_not_measured",

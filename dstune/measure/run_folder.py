@@ -97,8 +97,7 @@ class RunFolder:
         try:
             return Run.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
-            why = str(error).split("\n")[0]
-            raise DstuneError(f"{path} is not a run of this version of dstune: {why}") from None
+            raise DstuneError(f"{path} is damaged or of another version: {_why(error)}") from None
 
     def append_trial(self, trial: TrialRecord) -> None:
         """Adds a finished trial; its samples are written before."""
@@ -112,8 +111,7 @@ class RunFolder:
             try:
                 found.append(TrialRecord.model_validate_json(line))
             except ValidationError as error:
-                why = str(error).split("\n")[0]
-                raise DstuneError(f"{path}:{number} is damaged: {why}") from None
+                raise DstuneError(f"{path}:{number} is damaged: {_why(error)}") from None
         return found
 
     def recommendation(self) -> Recommendation | None:
@@ -157,3 +155,12 @@ class RunFolder:
         """Removes what a killed writer left half-written."""
         for left in self.path.rglob(".*.tmp"):
             left.unlink(missing_ok=True)
+
+
+def _why(error: Exception) -> str:
+    """The first thing that is wrong, in one line."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return f"{where}: {first['msg']}" if where else first["msg"]
+    return str(error).split("\n")[0]

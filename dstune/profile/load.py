@@ -32,6 +32,8 @@ _SECTIONS: dict[KeyPath, type[BaseModel]] = {
 
 def load_profile(path: Path, overrides: Sequence[str] = ()) -> Profile:
     """Reads a profile; `overrides` are `a.b=c` with a YAML value. Raises `ProfileError`."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ProfileError(f"{path} is no regular file")  # a pipe would be waited for, for ever
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -11,7 +11,7 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from dstune.errors import KnobError
@@ -332,6 +332,9 @@ _OBJECTIVES = {
 }
 
 
+TARGETS = ("embedded", "vllm", "sglang")
+
+
 class Profile(Record):
     """A scenario with its promise, and what a sweep may turn."""
 
@@ -339,7 +342,7 @@ class Profile(Record):
     scenario: Scenario = Scenario.MIXED
     model: Annotated[str, Field(min_length=1)] = "tiny-deepseek"
     weights: Literal["auto", "random"] = "auto"
-    target: Annotated[str, Field(min_length=1)] = "embedded"
+    target: str = "embedded"
     workload: Workload
     arrivals: Arrivals = Arrivals()
     slo: Slo = Slo()
@@ -349,6 +352,18 @@ class Profile(Record):
     presets: tuple[Knobs, ...] = ()  # tried besides the grid
     budget: Budget = Budget()
     driver: Literal["offline"] = "offline"
+
+    @field_validator("target")
+    @classmethod
+    def _is_target(cls, value: str) -> str:
+        if value in TARGETS or value.startswith(("http://", "https://")):
+            return value
+        known = ", ".join(TARGETS)
+        raise PydanticCustomError(
+            "target",
+            "must be {known} or an http(s) URL, not '{value}'",
+            {"known": known, "value": value},
+        )
 
     @property
     def aim(self) -> Objective:

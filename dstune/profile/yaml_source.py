@@ -40,13 +40,18 @@ def read_yaml(name: str, text: str) -> Source:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise ProfileError(f"{_where(name, error)}: not valid YAML: {_why(error)}") from None
+    except RecursionError:
+        raise ProfileError(f"{name}: nested too deeply for a profile") from None
     if root is None:
         raise ProfileError(f"{name}: the profile is empty; it needs at least name and workload")
     if not isinstance(root, yaml.MappingNode):
         line = root.start_mark.line + 1
         raise ProfileError(f"{name}:{line}: a profile is a mapping of keys to values")
     reader = _Reader(name)
-    data = reader.plain(root, ())
+    try:
+        data = reader.plain(root, ())
+    except RecursionError:
+        raise ProfileError(f"{name}: nested too deeply for a profile") from None
     if reader.problems:
         raise ProfileError("\n".join(reader.problems))
     assert isinstance(data, dict)

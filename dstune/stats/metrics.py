@@ -202,10 +202,15 @@ def load_seconds(samples: Sequence[Sample], loop: Loop) -> float | None:
     return everything.seconds if everything is not None and everything.seconds > 0 else None
 
 
-def requests_per_s(samples: Sequence[Sample], loop: Loop) -> float | None:
-    """Requests that ended ok / time of load."""
-    seconds = load_seconds(samples, loop)
-    return sum(map(is_ok, samples)) / seconds if seconds else None
+def requests_per_s(samples: Sequence[Sample]) -> float | None:
+    """Requests that ended ok / time from the first intended send to the last answer.
+
+    Unlike goodput's, this time grows when the target falls behind: it is what was delivered.
+    """
+    everything = whole(samples)
+    if everything is None or everything.seconds <= 0:
+        return None
+    return sum(map(is_ok, samples)) / everything.seconds
 
 
 def goodput_per_s(samples: Sequence[Sample], loop: Loop, limits: Sequence[Limit]) -> float | None:

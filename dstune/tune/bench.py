@@ -242,6 +242,7 @@ def busy_remarks(repetitions: Sequence[Repetition]) -> tuple[Remark, ...]:
     steal = max(one.host.steal_share for one in busy if one.host is not None)
     message = (
         f"{len(busy)} of {len(repetitions)} repetitions on a busy host: others took up to "
-        f"{worst:.0%} of the CPU, the hypervisor {steal:.0%}; measure again on a quiet one"
+        f"{worst:.0%} of the CPU, the hypervisor {steal:.0%}; measure again on a quiet one, or "
+        "leave others a core: OMP_NUM_THREADS below the number of cores"
     )
     return (Remark(code="busy_host", message=message),)

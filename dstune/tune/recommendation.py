@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -130,10 +131,10 @@ def recommend(
         default=default.measured if default else None,
         gain=compare(winner.rounds, default.rounds) if default else {},
         runner_up=behind,
-        remarks=_remarks(run, winner, default, behind, profile),
+        remarks=_remarks(run, winner, default, behind, profile) + _failed(folder.trials()),
         environment={**run.environment, "model": winner.trial.model},
         run=folder.path.name,
-        rerun=" ".join(["dstune", *run.argv]),
+        rerun=shlex.join(["dstune", *run.argv]),
     )
 
 
@@ -149,6 +150,13 @@ def describe_load(profile: Profile) -> str:
         f"{work.num_requests} requests {how}, prompts up to {work.prompt_tokens.longest} tokens, "
         f"outputs up to {work.output_tokens.longest}"
     )
+
+
+def _failed(trials: Sequence[TrialRecord]) -> tuple[Remark, ...]:
+    """Candidates that were lost because the target failed, not because they were worse."""
+    lost = [f"{one.trial_id} ({one.reason})" for one in trials if one.error == "TargetError"]
+    message = f"not measured, for the target failed: {'; '.join(lost)}"
+    return (Remark(code="failed_trials", message=message),) if lost else ()
 
 
 def _remarks(

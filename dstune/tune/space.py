@@ -72,7 +72,7 @@ def plan_space(profile: Profile) -> Space:
     trials = planner.trials
     notes = []
     if profile.workload.anomalies:
-        notes.append("workload.anomalies: a sweep sends none; dstune loadtest does")
+        notes.append("workload.anomalies: a sweep sends none")
     most = profile.budget.trials
     if most is not None and len(trials) > most:
         notes.append(f"{most} of {len(trials)} configurations are tried (budget.trials): "

@@ -309,6 +309,9 @@ def _verdict(
     missed = [f"{one.key} {one.measured:.4g} for {one.limit:g}" if one.measured is not None
               else f"{one.key} without a value" for one in slo if not one.is_met]  # fmt: skip
     message = f"{said}; the nearest is {named} ({', '.join(missed)})"
+    # A miss on a busy host is the host's as much as the configuration's
+    busy = next((r.message for t in trials for r in t.remarks if r.code == "busy_host"), "")
+    message += f"; {busy}" if busy else ""
     return Verdict(exit_code=ExitCode.FAIL, message=message, nearest=named)
 
 

@@ -37,6 +37,15 @@ def test_without_a_compiler_the_error_names_the_package_and_the_way_out(
         building.build()
 
 
+def test_a_cache_that_cannot_be_written_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(UsageError, match="set XDG_CACHE_HOME to a folder"):
+        building.build()
+
+
 def test_a_failing_compiler_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -120,7 +120,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no run called nothing"):
         RunFolder.find("nothing", tmp_path)
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(DstuneError, match="not a run of this version"):
+    with pytest.raises(DstuneError, match="verb: Field required"):
         RunFolder.find(str(tmp_path), tmp_path).read_run()
     with pytest.raises(UsageError, match="cannot write below"):
         RunFolder.create(tmp_path / "run.json", "sweep", "x")

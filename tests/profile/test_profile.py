@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,23 @@ def test_missing_files_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "real.yaml").write_text(MINIMAL)
     with pytest.raises(ProfileError, match=r"did you mean .*real\.yaml"):
         load_profile(tmp_path / "real")
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(ProfileError, match="no regular file"):
+        load_profile(tmp_path / "pipe.yaml")
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 3000, "a: " + "[" * 3000 + "]" * 3000])
+def test_deep_nesting_is_one_line(text: str) -> None:
+    with pytest.raises(ProfileError, match="nested too deeply"):
+        parse_profile("p.yaml", text)
+
+
+def test_an_unknown_target_is_refused_with_its_line() -> None:
+    with pytest.raises(ProfileError, match=r"p\.yaml:.*target: must be embedded, vllm, sglang or"):
+        parse_profile("p.yaml", MINIMAL + "target: embeded\n")
 
 
 @given(st.text(max_size=200))

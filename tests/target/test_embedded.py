@@ -82,6 +82,7 @@ def test_tokenize(target: EmbeddedTarget) -> None:
     [
         ({"max_model_len": 100_000}, "beyond what tiny-deepseek was trained for"),
         ({"kv_cache_memory_bytes": 1000}, "set kv_cache_memory_bytes to"),
+        ({"kv_cache_memory_bytes": 1 << 49}, "is more than cpu has"),
         ({"precision": "fp16"}, "needs a GPU"),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 128, "max_model_len": None},
          "enable_chunked_prefill"),

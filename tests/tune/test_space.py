@@ -111,4 +111,4 @@ def test_a_grid_beyond_reason_is_refused_before_it_is_made() -> None:
 def test_anomalies_are_mentioned_once() -> None:
     text = "name: x\nworkload: {prompt_tokens: 4, output_tokens: 8, anomalies: 0.05}\n"
     notes = plan_space(parse_profile("p.yaml", text)).notes
-    assert notes == ("workload.anomalies: a sweep sends none; dstune loadtest does",)
+    assert notes == ("workload.anomalies: a sweep sends none",)

@@ -258,6 +258,9 @@ def test_a_target_that_dies_is_opened_again_for_the_next_trial(stand: Stand) -> 
     assert outcome.exit_code == 0
     assert target.num_stops == 3  # twice for a death, once at the end
     assert sum(one.error == "TargetError" for one in outcome.trials) == 2
+    assert outcome.recommendation is not None
+    said = {one.code: one.message for one in outcome.recommendation.remarks}
+    assert "out of memory" in said["failed_trials"], "candidates were lost, and that is said"
 
 
 def test_a_target_that_keeps_dying_ends_the_sweep(stand: Stand) -> None:

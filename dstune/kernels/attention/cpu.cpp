@@ -16,7 +16,7 @@ using namespace dstune;
 namespace {
 
 constexpr int64_t kNarrowRows = 16;   // up to here the narrow kernel was measured faster
-constexpr int64_t kSmallProducts = 128 * 1024;  // some 6 us on one thread
+constexpr int64_t kSmallProducts = 512 * 1024;  // some 25 us on one thread; see linear
 constexpr int64_t kTileRows = 96;    // query rows of a unit: its scores and weights stay in L2
 constexpr int64_t kSplitKeys = 256;  // keys of a unit when one tile holds all queries
 

@@ -10,7 +10,9 @@ namespace {
 
 // Activation bytes that stay in a core's L2 while every panel passes over them.
 constexpr int64_t kRowBytes = 384 * 1024;
-constexpr int64_t kSmallBytes = 64 * 1024;
+// Below this, some 20 us on one thread, a second one gains little on a quiet machine, and beside a
+// busy neighbour every barrier costs a time slice: milliseconds.
+constexpr int64_t kSmallBytes = 512 * 1024;
 // Weight bytes of a task: enough for an increment to pay, few enough for an even finish.
 constexpr int64_t kTaskBytes = 32 * 1024;
 
@@ -48,7 +50,6 @@ void run(const void* x, int64_t x_stride, const uint32_t* weights, const float* 
       }
     }
   };
-  // Some 4 us on one thread; see parallel_ranges.
   if (threads <= 1 || panels * kPanel * groups * 4 * (1 + m / 8) < kSmallBytes) {
     pack(0, m);
     work();

@@ -36,7 +36,13 @@ def build(march: str = "native") -> Path:
     openmp = openmp_library()
     target = cache_folder() / f"kernels-{_key(compiler, march, openmp)}.so"
     if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"native kernels cannot be kept in {target.parent} ({error.strerror}): "
+                f"set XDG_CACHE_HOME to a folder that can be written, {_WAY_OUT}"
+            ) from error
         # Built beside its final name and renamed: two processes may build at once, either wins.
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             built = _compile(compiler, march, openmp, Path(folder))
