@@ -6,6 +6,7 @@ Every problem of a file is reported, one line each, as `file:line: key: what is 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,8 @@ def _message(error: ErrorDetails, path: KeyPath) -> str:
         return f"must be {listed}, not {given!r}{hint}"
     expectations = {
         "int_type": "a whole number",
+        "int_parsing": "a whole number",
+        "int_from_float": "a whole number",
         "float_type": "a number",
         "finite_number": "a finite number",
         "string_type": "text",
@@ -148,6 +151,11 @@ def _message(error: ErrorDetails, path: KeyPath) -> str:
         "model_attributes_type": "a mapping of keys to values",
         "tuple_type": "a list",
     }
+    if isinstance(given, float) and not math.isfinite(given):
+        return f"must be a finite number, not {given!r}"
+    if kind == "float_type" and isinstance(given, str) and _is_number(given):
+        # YAML 1.1 reads 1e9 as text
+        return f"must be a number; write {given!r} with a point and a sign, such as 1.0e+9"
     if kind in expectations:
         return f"must be {expectations[kind]}, not {given!r}"
     bounds = {"greater_than": ("gt", "above"), "greater_than_equal": ("ge", "at least"),
@@ -156,6 +164,14 @@ def _message(error: ErrorDetails, path: KeyPath) -> str:
         name, words = bounds[kind]
         return f"must be {words} {context[name]:g}, not {given!r}"
     return error["msg"]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _did_you_mean(path: KeyPath) -> str:

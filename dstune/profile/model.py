@@ -254,7 +254,7 @@ def _limit_problem(key: object, value: object) -> str:
         return f"unknown key; {hint}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"must be a number of milliseconds, not {value!r}"
-    return "" if 0 < value < 1e9 else f"must be above 0 ms, not {value!r}"
+    return "" if 0 < value < 1e9 else f"must be above 0 and below 1e9 ms, not {value!r}"
 
 
 class Budget(Record):
@@ -308,7 +308,9 @@ def _search(data: Any) -> Any:
                 checked.append(_knob(name, value))
             except KnobError as error:
                 wrong.append((f"{name}.{at}", str(error)))
-        if not checked and not wrong:
+        if isinstance(values, list | tuple) and not values:
+            wrong.append((str(name), "lists no value to try"))
+        elif not checked and not wrong:
             try:
                 _knob(name, values)  # an unknown knob is the better message
                 wrong.append((str(name), f"must be a list of values to try, such as [{values}]"))

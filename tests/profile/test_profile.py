@@ -213,6 +213,21 @@ def test_deep_nesting_is_one_line(text: str) -> None:
         parse_profile("p.yaml", text)
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("search.max_num_seqs=[]", "lists no value to try"),
+        ("slo.ttft_p99_ms=.inf", "above 0 and below 1e9 ms, not inf"),
+        ("arrivals.rate_per_s=1e9", r"such as 1\.0e\+9"),
+        ("budget.trials=x", "must be a whole number, not 'x'"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_names_what_is_expected(override: str, message: str) -> None:
+    with pytest.raises(ProfileError, match=message) as wrong:
+        parse_profile("p.yaml", MINIMAL, [override])
+    assert "\n" not in str(wrong.value)
+
+
 def test_an_unknown_target_is_refused_with_its_line() -> None:
     with pytest.raises(ProfileError, match=r"p\.yaml:.*target: must be embedded, vllm, sglang or"):
         parse_profile("p.yaml", MINIMAL + "target: embeded\n")
