@@ -37,21 +37,23 @@ class Source:
 def read_yaml(name: str, text: str) -> Source:
     """Parses the text of a file called `name`; raises `ProfileError` with its line."""
     try:
+        return _read(name, text)
+    except RecursionError:
+        raise ProfileError(f"{name}: nested too deeply for a profile") from None
+
+
+def _read(name: str, text: str) -> Source:
+    try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise ProfileError(f"{_where(name, error)}: not valid YAML: {_why(error)}") from None
-    except RecursionError:
-        raise ProfileError(f"{name}: nested too deeply for a profile") from None
     if root is None:
         raise ProfileError(f"{name}: the profile is empty; it needs at least name and workload")
     if not isinstance(root, yaml.MappingNode):
         line = root.start_mark.line + 1
         raise ProfileError(f"{name}:{line}: a profile is a mapping of keys to values")
     reader = _Reader(name)
-    try:
-        data = reader.plain(root, ())
-    except RecursionError:
-        raise ProfileError(f"{name}: nested too deeply for a profile") from None
+    data = reader.plain(root, ())
     if reader.problems:
         raise ProfileError("\n".join(reader.problems))
     assert isinstance(data, dict)

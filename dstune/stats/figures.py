@@ -49,7 +49,7 @@ def figures_of(
         found.update(_latency_figures(metric, pooled, limits))
     rates: dict[str, Callable[[Sequence[Sample]], float | None]] = {
         "output_tokens_per_s": lambda samples: output_tokens_per_s(samples, loop),
-        "requests_per_s": lambda samples: requests_per_s(samples),
+        "requests_per_s": requests_per_s,
         "goodput_per_s": lambda samples: goodput_per_s(samples, loop, limits),
     }
     for name, rate in rates.items():

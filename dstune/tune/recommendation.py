@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from dstune.errors import TargetError
 from dstune.measure.record import (
     Claim,
     Estimate,
@@ -154,7 +155,7 @@ def describe_load(profile: Profile) -> str:
 
 def _failed(trials: Sequence[TrialRecord]) -> tuple[Remark, ...]:
     """Candidates that were lost because the target failed, not because they were worse."""
-    lost = [f"{one.trial_id} ({one.reason})" for one in trials if one.error == "TargetError"]
+    lost = [f"{one.trial_id} ({one.reason})" for one in trials if one.error == TargetError.__name__]
     message = f"not measured, for the target failed: {'; '.join(lost)}"
     return (Remark(code="failed_trials", message=message),) if lost else ()
 

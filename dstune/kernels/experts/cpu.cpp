@@ -10,7 +10,8 @@ using namespace dstune;
 
 namespace {
 
-constexpr int64_t kSmallProducts = 512 * 1024;  // per projection; some 50 us on one thread; see linear
+// Per projection; below this, some 50 us, one thread works alone: see linear/cpu.cpp.
+constexpr int64_t kSmallProducts = 512 * 1024;
 
 struct Layer {
   const uint32_t *gate_up, *down;              // [experts] panels of [2F, D] and [D, F]

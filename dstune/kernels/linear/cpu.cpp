@@ -10,7 +10,7 @@ namespace {
 
 // Activation bytes that stay in a core's L2 while every panel passes over them.
 constexpr int64_t kRowBytes = 384 * 1024;
-// Below this, some 20 us on one thread, a second one gains little on a quiet machine, and beside a
+// Below this, some 30 us on one thread, a second one gains little on a quiet machine, and beside a
 // busy neighbour every barrier costs a time slice: milliseconds.
 constexpr int64_t kSmallBytes = 512 * 1024;
 // Weight bytes of a task: enough for an increment to pay, few enough for an even finish.
@@ -80,7 +80,8 @@ auto for_precision(int64_t precision) {
 // x [m, k] with rows x_stride apart -> out [m, n]. column_scale (int8 only) and bias have n padded
 // to 32 elements; bias may be null.
 DSTUNE_API void dstune_linear(const void* x, int64_t x_stride, const uint32_t* weights,
-                              const float* column_scale, const float* bias, void* out, int64_t m, int64_t n, int64_t k,
+                              const float* column_scale, const float* bias, void* out, int64_t m,
+                              int64_t n, int64_t k,
                               int64_t precision, int64_t dtype, int64_t threads) {
   auto f = dtype == kF32 ? for_precision<float>(precision) : for_precision<bf16>(precision);
   if (m > 0) f(x, x_stride, weights, column_scale, bias, out, m, n, k, threads);

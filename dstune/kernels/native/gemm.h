@@ -18,7 +18,8 @@ namespace dstune {
 enum Precision : int64_t { kFp32 = 0, kBf16 = 1, kInt8 = 2 };
 
 constexpr int64_t kPanel = 32;
-constexpr int64_t kScaleGroups = 16;  // 64 int8 values share an activation scale; GROUP in linear/reference.py
+// 64 int8 values share an activation scale; GROUP in linear/reference.py says the same.
+constexpr int64_t kScaleGroups = 16;
 #if defined(__AVX512F__)
 constexpr int kMaxRows = 12;  // 24 of the 32 registers accumulate
 #else
