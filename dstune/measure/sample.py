@@ -23,12 +23,26 @@ class Status(StrEnum):
 
 
 class SampleError(StrEnum):
-    """Why a request did not end ok."""
+    """Why a request did not end ok.
+
+    A status code that refuses makes the status `rejected`, a server's fault `failed`.
+    """
 
     NONE = ""
     PROMPT_TOO_LONG = "prompt_too_long"
-    QUEUE_FULL = "queue_full"
+    BAD_REQUEST = "bad_request"  # any other 4xx
+    UNAUTHORIZED = "unauthorized"  # 401, 403
+    RATE_LIMITED = "rate_limited"  # 429
+    QUEUE_FULL = "queue_full"  # 503
+    SERVER_ERROR = "server_error"  # any other 5xx
+    CONNECT = "connect"  # no connection could be made
+    RESET = "reset"  # the connection ended before the answer did
+    ERROR_EVENT = "error_event"  # an error object inside a stream that began with 200
+    MALFORMED = "malformed"  # bytes that are no HTTP, no event stream, or no JSON
+    NO_TOKENS = "no_tokens"  # a complete answer without a token
+    TRUNCATED = "truncated"  # the stream ended in order, with neither [DONE] nor finish_reason
     DEADLINE = "deadline"
+    DISCONNECTED = "disconnected"  # the client hung up on purpose
     STOPPED = "stopped"
     TARGET_DIED = "target_died"
     INTERNAL = "internal"

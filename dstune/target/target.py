@@ -8,7 +8,9 @@ from typing import Protocol
 
 from dstune.knobs import KnobValue, Restart
 from dstune.load.plan import LoadPlan
+from dstune.load.wire import ClientHealth
 from dstune.measure.sample import Sample, StepSample
+from dstune.measure.server_metrics import ServerMetrics
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class LoadResult:
     finished_ns: int
     samples: tuple[Sample, ...]
     steps: tuple[StepSample, ...] = ()
+    clients: tuple[ClientHealth, ...] = ()  # one per load process; none for the offline driver
+    server_metrics: tuple[ServerMetrics, ServerMetrics] | None = None  # before and after
 
 
 Progress = Callable[[int, int], None]
