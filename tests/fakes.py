@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from dstune.knobs import KnobValue, Restart, restart_between
 from dstune.load.plan import LoadPlan, PlannedRequest
 from dstune.measure.host import CpuReading
+from dstune.measure.progress import LoadProgress
 from dstune.measure.record import Run, Started, TrialRecord
 from dstune.measure.sample import Sample, SampleError, Status, StepSample
 from dstune.target.target import Configured, LoadResult, Progress
@@ -86,7 +87,7 @@ class FakeTarget:
         finished_ns = max(sample.done_ns or 0 for sample in samples)
         self.clock.ns = finished_ns
         if progress is not None:
-            progress(len(samples), len(samples))
+            progress(LoadProgress(len(samples), len(samples)))
         step = StepSample("", 0, started_ns, 1000, 0, 3, 3, 0, 100, 0, 0)
         return LoadResult(started_ns, finished_ns, tuple(samples), (step,))
 
@@ -150,8 +151,8 @@ class Recorder:
     def starts(self, trial: Started) -> None:
         self.started.append(trial)
 
-    def advances(self, repetition: int, num_repetitions: int, finished: int, planned: int) -> None:
-        self.advanced.append((repetition, num_repetitions, finished, planned))
+    def advances(self, repetition: int, num_repetitions: int, progress: LoadProgress) -> None:
+        self.advanced.append((repetition, num_repetitions, progress.finished, progress.planned))
 
     def finishes(self, trial: TrialRecord) -> None:
         self.finished.append(trial)

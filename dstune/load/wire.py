@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from dstune.measure.client_health import ClientHealth
 from dstune.measure.files import write_atomically
 from dstune.measure.sample import Sample
 
@@ -49,18 +50,6 @@ class WirePlan(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float  # a request's deadline after its intended send time
     duration_s: float | None = None  # no request begins later than this after the start
     grace_s: float = 30.0  # how long after `duration_s` (or a stop) answers may still come
-
-
-class ClientHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """How well a load process kept up, the evidence for trusting its stamps."""
-
-    process: int
-    cpu_s: float
-    wall_s: float
-    heartbeat_lag_p50_ns: int  # lateness of a 5 ms heartbeat in the client's own loop
-    heartbeat_lag_p99_ns: int
-    heartbeat_lag_max_ns: int
-    has_kernel_stamps: bool  # receive times are the kernel's, not the loop's
 
 
 class WireResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -77,20 +77,61 @@ class Repetition(Record):
     host: HostLoad | None = None
 
 
+class RemarkCode(StrEnum):
+    """Every reason to trust a figure less; those of the second group void it."""
+
+    TOO_FEW_SAMPLES = "too_few_samples"
+    FAILED_REQUESTS = "failed_requests"
+    FAILED_TRIALS = "failed_trials"
+    FEW_REPETITIONS = "few_repetitions"
+    CONFIRMATION_CUT_SHORT = "confirmation_cut_short"
+    DEFAULT_NOT_MEASURED = "default_not_measured"
+    NOT_SEPARATED = "not_separated"
+    SET_ASIDE = "set_aside"  # trials that were not ranked, since they could not be trusted
+    TOKENS_FROM_CHUNKS = "tokens_from_chunks"
+    MULTI_TOKEN_CHUNKS = "multi_token_chunks"
+    CLOSED_LOOP_HIDES_STALLS = "closed_loop_hides_stalls"
+    BUSY_HOST = "busy_host"
+
+    CLIENT_LAG = "client_lag"
+    SCHEDULE_LAG = "schedule_lag"
+    RATE_SHORT = "rate_short"
+    PREFIX_CONTAMINATION = "prefix_contamination"
+    COLD_START = "cold_start"
+    TTFT_DISAGREES = "ttft_disagrees"
+    HOST_CONTENDED = "host_contended"  # busy beyond what a figure survives
+    PROMPT_LENGTH_DIFFERS = "prompt_length_differs"
+
+
 class Remark(Record):
     """A reason to trust a figure less: a fixed code, the evidence, and what to do."""
 
-    code: Literal[
-        "busy_host",
-        "too_few_samples",
-        "failed_requests",
-        "failed_trials",
-        "few_repetitions",
-        "confirmation_cut_short",
-        "default_not_measured",
-        "not_separated",
-    ]
+    code: RemarkCode
     message: str
+
+
+class AnomalyKind(Record):
+    """One kind of hostile request, and what became of those that were sent."""
+
+    kind: str
+    num: int  # ended, in whatever way
+    num_as_expected: int
+    num_beside: int  # normal requests under way meanwhile
+    is_slo_met_beside: bool
+    outcomes: dict[str, int]  # status or HTTP status -> requests
+
+    @property
+    def num_handled(self) -> int:
+        """As expected, and the normal requests beside them kept the SLO."""
+        return self.num_as_expected if self.is_slo_met_beside else 0
+
+
+class Accounting(Record):
+    """Where every request of a plan went; the counts add up to `num_planned`."""
+
+    num_planned: int
+    by_status: dict[str, int]
+    by_error: dict[str, int]  # of the normal ones
 
 
 class TrialRecord(Record):
@@ -117,6 +158,10 @@ class TrialRecord(Record):
     figures: Figures = {}
     slo: tuple[SloCheck, ...] = ()
     remarks: tuple[Remark, ...] = ()
+    accounting: Accounting | None = None
+    anomalies: tuple[AnomalyKind, ...] = ()
+    load: str = ""  # what was offered, in words
+    driver: Literal["http", "offline"] = "offline"
 
     @property
     def is_measured(self) -> bool:

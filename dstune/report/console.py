@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from dstune.measure.progress import LoadProgress
 from dstune.measure.record import PlannedTrial, Run, Skipped, Started, TrialRecord
 from dstune.report import words
 from dstune.report.result import Result
@@ -132,11 +133,12 @@ class LiveConsole:
             self._say(_heading(trial))
         self._show()
 
-    def advances(self, repetition: int, num_repetitions: int, finished: int, planned: int) -> None:
+    def advances(self, repetition: int, num_repetitions: int, progress: LoadProgress) -> None:
         """Moves the bar."""
-        inside = finished / planned if planned else 0.0
+        inside = progress.finished / progress.planned if progress.planned else 0.0
         self._share = (repetition - 1 + inside) / num_repetitions
-        self._within = f"repetition {repetition} of {num_repetitions}, {finished}/{planned}"
+        done = f"{progress.finished}/{progress.planned}"
+        self._within = f"repetition {repetition} of {num_repetitions}, {done}"
         self._show()
 
     def finishes(self, trial: TrialRecord) -> None:

@@ -21,6 +21,7 @@ from dstune import errors
 from dstune.errors import TargetError
 from dstune.knobs import KnobValue, Restart
 from dstune.load.plan import LoadPlan
+from dstune.measure.progress import LoadProgress
 from dstune.measure.sample import Sample, SampleError, Status, StepSample
 from dstune.target.target import Configured, LoadResult, Progress
 
@@ -142,7 +143,7 @@ class EmbeddedTarget:
             event: dict[str, Any] = json.loads(line)
             if event["event"] == "progress":
                 if progress is not None:
-                    progress(event["finished"], event["planned"])
+                    progress(LoadProgress(event["planned"], event["finished"]))
             elif event["event"] == "error":
                 raise errors.BY_NAME.get(event["kind"], TargetError)(event["message"])
             else:

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from dstune.knobs import KnobValue, Restart
 from dstune.load.plan import LoadPlan
-from dstune.load.wire import ClientHealth
+from dstune.measure.client_health import ClientHealth
+from dstune.measure.progress import LoadProgress
 from dstune.measure.sample import Sample, StepSample
 from dstune.measure.server_metrics import ServerMetrics
 
@@ -35,8 +36,8 @@ class LoadResult:
     server_metrics: tuple[ServerMetrics, ServerMetrics] | None = None  # before and after
 
 
-Progress = Callable[[int, int], None]
-"""Called with (finished requests, planned requests) a few times a second."""
+Progress = Callable[[LoadProgress], None]
+"""Called a few times a second while a plan is carried out."""
 
 
 class Target(Protocol):

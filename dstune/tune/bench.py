@@ -16,7 +16,8 @@ from typing import Literal
 from dstune.errors import KnobError, ModelError, ProfileError, TargetError
 from dstune.load.build import build_plan, build_warmup
 from dstune.measure.host import CpuReading, host_load, is_busy, read_cpu
-from dstune.measure.record import PlannedTrial, Remark, Repetition, TrialRecord
+from dstune.measure.progress import LoadProgress
+from dstune.measure.record import PlannedTrial, Remark, RemarkCode, Repetition, TrialRecord
 from dstune.measure.run_folder import RunFolder
 from dstune.profile.model import ArrivalKind, Profile
 from dstune.stats.figures import check_slo, figures_of
@@ -123,8 +124,8 @@ class Bench:
     ) -> tuple[Repetition, LoadResult]:
         num = len(job.repetitions)
 
-        def advance(finished: int, planned: int) -> None:
-            self._setting.observer.advances(index + 1, num, finished, planned)
+        def advance(progress: LoadProgress) -> None:
+            self._setting.observer.advances(index + 1, num, progress)
 
         plan = build_plan(self._profile, repetition, tokens)
         before = self._setting.read_cpu()
@@ -245,4 +246,4 @@ def busy_remarks(repetitions: Sequence[Repetition]) -> tuple[Remark, ...]:
         f"{worst:.0%} of the CPU, the hypervisor {steal:.0%}; measure again on a quiet one, or "
         "leave others a core: OMP_NUM_THREADS below the number of cores"
     )
-    return (Remark(code="busy_host", message=message),)
+    return (Remark(code=RemarkCode.BUSY_HOST, message=message),)

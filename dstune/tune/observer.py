@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from dstune.measure.progress import LoadProgress
 from dstune.measure.record import Run, Started, TrialRecord
 
 
@@ -20,7 +21,7 @@ class Observer(Protocol):
     def starts(self, trial: Started) -> None:
         """A trial begins."""
 
-    def advances(self, repetition: int, num_repetitions: int, finished: int, planned: int) -> None:
+    def advances(self, repetition: int, num_repetitions: int, progress: LoadProgress) -> None:
         """Requests of the running repetition have ended; a few times a second."""
 
     def finishes(self, trial: TrialRecord) -> None:

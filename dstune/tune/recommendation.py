@@ -17,6 +17,7 @@ from dstune.measure.record import (
     Measured,
     Recommendation,
     Remark,
+    RemarkCode,
     Repetition,
     Run,
     RunnerUp,
@@ -157,7 +158,7 @@ def _failed(trials: Sequence[TrialRecord]) -> tuple[Remark, ...]:
     """Candidates that were lost because the target failed, not because they were worse."""
     lost = [f"{one.trial_id} ({one.reason})" for one in trials if one.error == TargetError.__name__]
     message = f"not measured, for the target failed: {'; '.join(lost)}"
-    return (Remark(code="failed_trials", message=message),) if lost else ()
+    return (Remark(code=RemarkCode.FAILED_TRIALS, message=message),) if lost else ()
 
 
 def _remarks(
@@ -173,29 +174,29 @@ def _remarks(
     rounds = len(winner.rounds)
     if rounds < run.confirmation_rounds:
         message = f"the budget ended after {rounds} of {run.confirmation_rounds} rounds"
-        found.append(Remark(code="confirmation_cut_short", message=message))
+        found.append(Remark(code=RemarkCode.CONFIRMATION_CUT_SHORT, message=message))
     if rounds < 3:
         message = f"{rounds} confirmation rounds: intervals are wide; give budget.wall more time"
-        found.append(Remark(code="few_repetitions", message=message))
+        found.append(Remark(code=RemarkCode.FEW_REPETITIONS, message=message))
     if default is None:
         message = "the default configuration was not measured: no gain is claimed"
-        found.append(Remark(code="default_not_measured", message=message))
+        found.append(Remark(code=RemarkCode.DEFAULT_NOT_MEASURED, message=message))
     unclaimed = [one for one in winner.measured.slo if one.claim is Claim.INCONCLUSIVE]
     if unclaimed:
         needed = [f"{one.key} {one.num_samples} of {one.num_needed or 'no number'} needed, "
                   f"{one.num_over} over" for one in unclaimed]  # fmt: skip
         message = f"met as measured, not claimed at 95%: {'; '.join(needed)}"
-        found.append(Remark(code="too_few_samples", message=message))
+        found.append(Remark(code=RemarkCode.TOO_FEW_SAMPLES, message=message))
     lost = [one for one in winner.measured.slo if one.key == "success_rate" and one.num_over]
     for check in lost:
         message = f"{check.num_over} of {check.num_samples} requests did not end ok"
-        found.append(Remark(code="failed_requests", message=message))
+        found.append(Remark(code=RemarkCode.FAILED_REQUESTS, message=message))
     if behind is not None and not _is_separated(behind, profile):
         message = (
             f"{behind.measured.trial_id} is not separated from the recommended "
             f"{winner.measured.trial_id} in what decides: either may be the better one"
         )
-        found.append(Remark(code="not_separated", message=message))
+        found.append(Remark(code=RemarkCode.NOT_SEPARATED, message=message))
     return tuple(found)
 
 

@@ -19,6 +19,7 @@ from dstune.measure.record import (
     Claim,
     PlannedTrial,
     Recommendation,
+    RemarkCode,
     Run,
     Started,
     TrialRecord,
@@ -310,7 +311,9 @@ def _verdict(
               else f"{one.key} without a value" for one in slo if not one.is_met]  # fmt: skip
     message = f"{said}; the nearest is {named} ({', '.join(missed)})"
     # A miss on a busy host is the host's as much as the configuration's
-    busy = next((r.message for t in trials for r in t.remarks if r.code == "busy_host"), "")
+    busy = next(
+        (r.message for t in trials for r in t.remarks if r.code is RemarkCode.BUSY_HOST), ""
+    )
     message += f"; {busy}" if busy else ""
     return Verdict(exit_code=ExitCode.FAIL, message=message, nearest=named)
 

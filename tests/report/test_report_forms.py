@@ -11,6 +11,7 @@ import pytest
 from fakes import TEXT, FakeClock, FakeTarget, Recorder
 from rich.console import Console
 
+from dstune.measure.progress import LoadProgress
 from dstune.measure.record import Estimate, Started
 from dstune.measure.run_folder import RunFolder
 from dstune.profile.load import parse_profile
@@ -139,7 +140,7 @@ def test_live_progress_names_trial_eta_and_best(tmp_path: Path, is_terminal: boo
         changed = {"max_num_seqs": 2}
         live.starts(Started(trial_id="t001", phase="search", number=2, total=6, changed=changed,
                             eta_s=75.0, best=one.trials[0]))  # fmt: skip
-        live.advances(1, 2, 10, 20)
+        live.advances(1, 2, LoadProgress(planned=20, finished=10))
         live.finishes(one.trials[1])
     text = out.getvalue()
     assert "trial 2 of 6: max_num_seqs=2; 1m 15s left; best so far t000 (default)" in text

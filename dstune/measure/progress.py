@@ -1,0 +1,23 @@
+"""Measure: how far a load has come, for those who watch; nothing is decided by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class LoadProgress:
+    """Counts so far over all load processes; latencies are those since the report before."""
+
+    planned: int
+    finished: int
+    sent: int = 0
+    in_flight: int = 0
+    ok: int = 0
+    output_tokens: int = 0
+    elapsed_s: float = 0.0
+    errors: Mapping[str, int] = field(default_factory=dict)  # `SampleError` -> requests so far
+    ttft_ms: tuple[float, ...] = ()
+    tpot_ms: tuple[float, ...] = ()
+    e2e_ms: tuple[float, ...] = ()
