@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import dstune
-from dstune.cli import knobs, quality, report, sweep
+from dstune.cli import knobs, loadtest, quality, report, serve, sweep
 from dstune.errors import DstuneError, ExitCode
 
 app = typer.Typer(
@@ -25,8 +25,10 @@ app = typer.Typer(
 )
 # a further verb is a module with `run`, and a line here
 app.command("sweep", epilog=sweep.EXAMPLES)(sweep.run)
+app.command("loadtest", epilog=loadtest.EXAMPLES)(loadtest.run)
 app.command("report", epilog=report.EXAMPLES)(report.run)
 app.command("knobs", epilog=knobs.EXAMPLES)(knobs.run)
+app.command("serve", epilog=serve.EXAMPLES)(serve.run)
 app.command("quality", epilog=quality.EXAMPLES)(quality.run)
 
 

@@ -34,7 +34,7 @@ def run(
     ] = None,
     budget: Annotated[str | None, typer.Option(help="Wall clock, such as 5m.")] = None,
     trials: Annotated[int | None, typer.Option(help="Most trials of the search.")] = None,
-    driver: Annotated[str | None, typer.Option(help="How load is driven: offline.")] = None,
+    driver: Annotated[str | None, typer.Option(help="How load is driven: http or offline.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     resume: Annotated[str | None, typer.Option(metavar="RUN", help="Go on with a run.")] = None,
@@ -89,7 +89,7 @@ def _carry_out(folder: RunFolder, as_json: bool) -> int:
     with folder.locked(), one_gentle_stop(), console.LiveConsole() as live:
 
         def open_target(one: Profile) -> Target:
-            return targets.open_target(one.target, one.model, one.weights, folder.log_path)
+            return targets.open_target(one, folder.log_path)
 
         outcome = sweep(folder, Setting(open_target, live, corpus_text))
     done = result.read_result(folder)

@@ -17,6 +17,7 @@ from dstune.engine.blocks import BlockManager
 from dstune.engine.config import EngineConfig
 from dstune.engine.request import FinishReason, Request, SamplingParams
 from dstune.engine.runner import DTYPE_NAMES, CacheSize, Runner, size_cache
+from dstune.engine.sampler import TopLogprobs
 from dstune.engine.scheduler import Scheduler
 from dstune.errors import DstuneError, UsageError
 from dstune.kernels.select import Kernels, select
@@ -34,6 +35,7 @@ class TokenOutput:
     token_id: int
     logprob: float | None
     finish_reason: FinishReason | None
+    top_logprobs: TopLogprobs = ()
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,13 @@ class Engine:
             if request.finish_reason:
                 del self._requests[request.request_id]
             tokens.append(
-                TokenOutput(request, choice.token_id, choice.logprob, request.finish_reason)
+                TokenOutput(
+                    request,
+                    choice.token_id,
+                    choice.logprob,
+                    request.finish_reason,
+                    choice.top_logprobs,
+                )
             )
         num_decode = sum(one.phase == "decode" for one in plan.scheduled)
         return StepOutput(

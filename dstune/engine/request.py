@@ -38,7 +38,7 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     forced_token_ids: tuple[int, ...] = ()
-    with_logprob: bool = False
+    num_logprobs: int | None = None  # None: none; 0: the chosen token's; n: also the n likeliest
 
 
 @dataclass(eq=False)

@@ -11,13 +11,20 @@ from torch import Tensor
 from dstune.engine.request import Request
 from dstune.kernels.select import Kernels
 
+TopLogprobs = tuple[tuple[int, float], ...]
+"""(token id, log-probability), the likeliest first."""
+
 
 @dataclass(frozen=True)
 class Choice:
-    """The token chosen for one row; its log-probability where the request asked for it."""
+    """The token chosen for one row; log-probabilities where the request asked for them.
+
+    They are the model's own, before temperature and the other sampling parameters.
+    """
 
     token_id: int
     logprob: float | None = None
+    top_logprobs: TopLogprobs = ()
 
 
 def choose_tokens(logits: Tensor, requests: Sequence[Request], kernels: Kernels) -> list[Choice]:
@@ -34,7 +41,7 @@ def choose_tokens(logits: Tensor, requests: Sequence[Request], kernels: Kernels)
         if request.params.forced_token_ids:
             token_ids[row] = request.params.forced_token_ids[request.num_output_tokens]
     logprobs = _logprobs(logits, token_ids, requests)
-    return [Choice(token, logprobs.get(row)) for row, token in enumerate(token_ids)]
+    return [Choice(token, *logprobs.get(row, (None, ()))) for row, token in enumerate(token_ids)]
 
 
 def _sample(logits: Tensor, requests: Sequence[Request], kernels: Kernels) -> Tensor:
@@ -56,10 +63,24 @@ def _sample(logits: Tensor, requests: Sequence[Request], kernels: Kernels) -> Te
 
 def _logprobs(
     logits: Tensor, token_ids: list[int], requests: Sequence[Request]
-) -> dict[int, float]:
-    rows = [row for row, request in enumerate(requests) if request.params.with_logprob]
-    if not rows:
+) -> dict[int, tuple[float, TopLogprobs]]:
+    """By row, for the rows that asked: the others cost nothing."""
+    counts = {
+        row: request.params.num_logprobs
+        for row, request in enumerate(requests)
+        if request.params.num_logprobs is not None
+    }
+    if not counts:
         return {}
-    wanted = logits[rows].log_softmax(dim=-1)
-    tokens = torch.tensor([[token_ids[row]] for row in rows], device=logits.device)
-    return dict(zip(rows, wanted.gather(1, tokens)[:, 0].tolist(), strict=True))
+    wanted = logits[list(counts)].log_softmax(dim=-1)
+    tokens = torch.tensor([[token_ids[row]] for row in counts], device=logits.device)
+    chosen = wanted.gather(1, tokens)[:, 0].tolist()
+    most = min(max(counts.values()), wanted.shape[-1])
+    values, ids = wanted.topk(most, dim=-1)
+    likeliest = zip(ids.tolist(), values.tolist(), strict=True)
+    return {
+        row: (logprob, tuple(zip(top_ids[:count], top_values[:count], strict=True)))
+        for (row, count), logprob, (top_ids, top_values) in zip(
+            counts.items(), chosen, likeliest, strict=True
+        )
+    }

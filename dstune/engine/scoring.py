@@ -26,7 +26,7 @@ def score_windows(
     for index, window in enumerate(windows):
         forced = tuple(window[num_context_tokens:])
         params = SamplingParams(
-            max_tokens=len(forced), ignore_eos=True, forced_token_ids=forced, with_logprob=True
+            max_tokens=len(forced), ignore_eos=True, forced_token_ids=forced, num_logprobs=0
         )
         engine.add(str(index), tuple(window[:num_context_tokens]), params)
         scores[str(index)] = []

@@ -25,6 +25,10 @@ class Anomaly(StrEnum):
     DUPLICATE_ID = "duplicate_id"
 
 
+HANDLED_TARGET = 0.999
+"""The share of hostile requests that have to be handled."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A way to end that counts as handled; `http_status` empty: any."""

@@ -11,6 +11,8 @@ from dstune.measure.record import HostLoad
 
 BUSY_FOREIGN_SHARE = 0.10
 BUSY_STEAL_SHARE = 0.02
+CONTENDED_FOREIGN_SHARE = 0.25  # half of one core of two: no figure of a CPU engine survives it
+CONTENDED_STEAL_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -66,3 +68,10 @@ def host_load(before: CpuReading, after: CpuReading) -> HostLoad:
 def is_busy(load: HostLoad) -> bool:
     """Whether others took enough to move a figure."""
     return load.foreign_cpu_share > BUSY_FOREIGN_SHARE or load.steal_share > BUSY_STEAL_SHARE
+
+
+def is_contended(load: HostLoad) -> bool:
+    """Whether others took so much that a figure says more about them."""
+    return (
+        load.foreign_cpu_share > CONTENDED_FOREIGN_SHARE or load.steal_share > CONTENDED_STEAL_SHARE
+    )

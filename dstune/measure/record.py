@@ -66,17 +66,6 @@ class HostLoad(Record):
     own_cpu_share: float
 
 
-class Repetition(Record):
-    """One repetition of a trial: when it ran, what came out, how quiet the host was."""
-
-    repetition: int
-    started_ns: int
-    finished_ns: int
-    num_requests: int
-    figures: Figures
-    host: HostLoad | None = None
-
-
 class RemarkCode(StrEnum):
     """Every reason to trust a figure less; those of the second group void it."""
 
@@ -103,11 +92,38 @@ class RemarkCode(StrEnum):
     PROMPT_LENGTH_DIFFERS = "prompt_length_differs"
 
 
+VOIDING = frozenset(
+    {
+        RemarkCode.CLIENT_LAG,
+        RemarkCode.SCHEDULE_LAG,
+        RemarkCode.RATE_SHORT,
+        RemarkCode.PREFIX_CONTAMINATION,
+        RemarkCode.COLD_START,
+        RemarkCode.TTFT_DISAGREES,
+        RemarkCode.HOST_CONTENDED,
+        RemarkCode.PROMPT_LENGTH_DIFFERS,
+    }
+)
+"""The codes that void a figure: a trial with one of them is not trusted."""
+
+
 class Remark(Record):
     """A reason to trust a figure less: a fixed code, the evidence, and what to do."""
 
     code: RemarkCode
     message: str
+
+
+class Repetition(Record):
+    """One repetition of a trial: when it ran, what came out, how quiet the host was."""
+
+    repetition: int
+    started_ns: int
+    finished_ns: int
+    num_requests: int
+    figures: Figures
+    host: HostLoad | None = None
+    remarks: tuple[Remark, ...] = ()
 
 
 class AnomalyKind(Record):
@@ -130,8 +146,20 @@ class Accounting(Record):
     """Where every request of a plan went; the counts add up to `num_planned`."""
 
     num_planned: int
-    by_status: dict[str, int]
+    by_status: dict[str, int]  # hostile ones included
     by_error: dict[str, int]  # of the normal ones
+    num_hostile: int = 0
+
+
+class ServerLatency(Record):
+    """One histogram of a server over a load: `p50`, `p90` and `p99` as the buckets they lie in.
+
+    A bucket is its bounds in ms; the last one has no upper bound.
+    """
+
+    num: int
+    mean_ms: float
+    buckets_ms: dict[str, tuple[float, float | None]]
 
 
 class TrialRecord(Record):
@@ -141,7 +169,7 @@ class TrialRecord(Record):
     """
 
     trial_id: str
-    phase: Literal["search", "confirm"]
+    phase: Literal["search", "confirm", "loadtest"]
     origin: Literal["default", "preset", "grid"]
     status: Literal["measured", "infeasible"]
     knobs: dict[str, KnobValue]
@@ -161,12 +189,19 @@ class TrialRecord(Record):
     accounting: Accounting | None = None
     anomalies: tuple[AnomalyKind, ...] = ()
     load: str = ""  # what was offered, in words
+    server_latencies: dict[str, ServerLatency] = {}  # by the client's name of the same quantity
+    server_counts: dict[str, float] = {}  # what its counters rose by
     driver: Literal["http", "offline"] = "offline"
 
     @property
     def is_measured(self) -> bool:
         """Whether there are samples."""
         return self.status == "measured"
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether there are samples that nothing voids."""
+        return self.is_measured and not any(one.code in VOIDING for one in self.remarks)
 
     @property
     def meets_slo(self) -> bool:
@@ -196,7 +231,7 @@ class Started(Record):
     """A trial that begins now, for those who watch."""
 
     trial_id: str
-    phase: Literal["search", "confirm"]
+    phase: Literal["search", "confirm", "loadtest"]
     number: int  # from 1
     total: int
     changed: dict[str, KnobValue]

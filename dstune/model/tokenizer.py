@@ -72,6 +72,7 @@ class Tokenizer:
         self.bos_id = bos_id
         self.has_byte_pieces = isinstance(core.decoder, decoders.ByteLevel)
         self._check_ids()
+        self._template_text = chat_template
         self._template = self._compile(chat_template)
 
     @classmethod
@@ -99,6 +100,22 @@ class Tokenizer:
         if bos_id is None and bos_token:
             bos_id = core.token_to_id(bos_token)
         return cls(core, chat_template=chat_template, eos_ids=ids, bos_id=bos_id, source=str(path))
+
+    @classmethod
+    def from_parts(cls, parts: Mapping[str, Any]) -> Tokenizer:
+        """The tokenizer that `to_parts` described, perhaps in another process."""
+        core = tokenizers.Tokenizer.from_str(parts["core"])
+        return cls(core, **{name: parts[name] for name in parts if name != "core"})
+
+    def to_parts(self) -> dict[str, Any]:
+        """All that it is made of, as JSON can carry it."""
+        return {
+            "core": self._core.to_str(),
+            "chat_template": self._template_text,
+            "eos_ids": list(self.eos_ids),
+            "bos_id": self.bos_id,
+            "source": self._source,
+        }
 
     @property
     def has_chat_template(self) -> bool:
@@ -153,6 +170,12 @@ class Tokenizer:
             return bytes([BYTE_OF_CHARACTER[character] for character in text])
         except KeyError:  # an added token is written as it is
             return text.encode()
+
+    def spelling(self, index: int) -> bytes:
+        """The bytes that one token stands for, by itself."""
+        if self.has_byte_pieces:
+            return self.piece(index)
+        return self.decode([index], skip_special=False).encode()
 
     def detokenizer(self, skip_special: bool = True) -> Detokenizer:
         """A fresh detokenizer for one stream."""

@@ -25,6 +25,7 @@ _SECTIONS: dict[KeyPath, type[BaseModel]] = {
     ("workload",): Workload,
     ("workload", "prompt_tokens"): Length,
     ("workload", "output_tokens"): Length,
+    ("workload", "turns"): Length,
     ("arrivals",): Arrivals,
     ("slo",): Slo,
     ("budget",): Budget,
@@ -45,15 +46,17 @@ def load_profile(path: Path, overrides: Sequence[str] = ()) -> Profile:
         raise ProfileError(f"{path}: not UTF-8 text (byte {error.start})") from None
     except OSError as error:
         raise ProfileError(f"{path}: {error.strerror}") from None
-    return parse_profile(str(path), text, overrides)
+    return parse_profile(str(path), text, overrides, path.parent)
 
 
-def parse_profile(name: str, text: str, overrides: Sequence[str] = ()) -> Profile:
-    """`load_profile` for a text that stands in a file called `name`."""
+def parse_profile(
+    name: str, text: str, overrides: Sequence[str] = (), folder: Path | None = None
+) -> Profile:
+    """`load_profile` for a text that stands in a file called `name` in `folder`."""
     source = read_yaml(name, text)
     for override in overrides:
         _apply(source, override)
-    return _validate(source)
+    return _validate(source, folder)
 
 
 def restore_profile(data: dict[str, Any], name: str = "run.json") -> Profile:
@@ -99,9 +102,9 @@ def _apply(source: Source, override: str) -> None:
     source.overrides[path] = label
 
 
-def _validate(source: Source) -> Profile:
+def _validate(source: Source, folder: Path | None = None) -> Profile:
     try:
-        return Profile.model_validate(source.data)
+        return Profile.model_validate(source.data, context={"folder": folder})
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=True, include_input=True)
         lines = dict.fromkeys(line for one in found for line in _lines(source, one))

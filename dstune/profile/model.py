@@ -11,37 +11,39 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from dstune.errors import KnobError
 from dstune.knobs import KnobValue, check_value
-from dstune.profile.durations import parse_duration
+from dstune.profile.arrivals import ArrivalKind, Arrivals
+from dstune.profile.fields import MOST, Count, Record, Seconds, problem, problems
+from dstune.profile.workload import Distribution, Length, Workload
 
-Count = Annotated[int, Field(strict=True, ge=1, le=1 << 24)]
-Positive = Annotated[float, Field(strict=True, gt=0, le=1e9, allow_inf_nan=False)]
+__all__ = [
+    "LATENCY_METRICS",
+    "LOADTEST_DURATION_S",
+    "TARGETS",
+    "ArrivalKind",
+    "Arrivals",
+    "Budget",
+    "Distribution",
+    "Length",
+    "Objective",
+    "Profile",
+    "Scenario",
+    "Slo",
+    "SloLimit",
+    "Workload",
+]
 
 LATENCY_METRICS = ("ttft", "service_ttft", "tpot", "itl", "e2e")
 """The latencies that an SLO may bound; a test holds them equal to those of `stats.metrics`."""
 
+LOADTEST_DURATION_S = 300.0
+"""How long a load test lasts unless the profile or the command says."""
+
 _LIMIT = re.compile(rf"({'|'.join(LATENCY_METRICS)})_p([1-9]\d?(?:\.\d{{1,3}})?)_ms")
-
-
-def problem(key: str, message: str) -> PydanticCustomError:
-    """An error at `key` below the object that is being validated."""
-    return problems([(key, message)])
-
-
-def problems(found: list[tuple[str, str]]) -> PydanticCustomError:
-    """Several errors of one object, each with its key."""
-    message = "; ".join(f"{key}: {what}" for key, what in found)
-    return PydanticCustomError("dstune", "{message}", {"message": message, "problems": found})
-
-
-class Record(BaseModel):
-    """What every part of a profile is: frozen, and without unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Scenario(StrEnum):
@@ -58,145 +60,6 @@ class Objective(StrEnum):
     GOODPUT_LATENCY = "goodput_latency"  # goodput, ties by the most room below the SLO
     OUTPUT_THROUGHPUT = "output_throughput"  # output tokens per second
     GOODPUT_THROUGHPUT = "goodput_throughput"  # goodput, ties by output tokens per second
-
-
-class Distribution(StrEnum):
-    """How a length is drawn."""
-
-    CONSTANT = "constant"
-    UNIFORM = "uniform"
-    LOGNORMAL = "lognormal"
-
-
-_LENGTH_KEYS = {
-    Distribution.CONSTANT: ({"value"}, {"value"}),
-    Distribution.UNIFORM: ({"min", "max"}, {"min", "max"}),
-    Distribution.LOGNORMAL: ({"median", "sigma", "max"}, {"median", "sigma", "max", "min"}),
-}
-
-
-class Length(Record):
-    """A length in tokens; a plain number is a constant one.
-
-    A log-normal one needs `max`, so that the longest request is known before anything is
-    started; draws are clipped to `min` and `max`.
-    """
-
-    distribution: Distribution
-    value: Count | None = None
-    median: Positive | None = None
-    sigma: Positive | None = None
-    min: Count | None = None
-    max: Count | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _plain_number(cls, data: Any) -> Any:
-        if isinstance(data, dict | Length):
-            return data
-        if isinstance(data, bool) or not isinstance(data, int):
-            raise problem("", f"must be a whole number or a distribution, not {data!r}")
-        if data < 1:
-            raise problem("", f"must be at least 1, not {data}")
-        return {"distribution": "constant", "value": data}
-
-    @model_validator(mode="after")
-    def _fits_distribution(self) -> Length:
-        needed, allowed = _LENGTH_KEYS[self.distribution]
-        given = {name for name in ("value", "median", "sigma", "min", "max")
-                 if getattr(self, name) is not None}  # fmt: skip
-        for key in sorted(needed - given):
-            raise problem("", f"distribution {self.distribution} needs '{key}'")
-        for key in sorted(given - allowed):
-            raise problem(key, f"has no meaning for distribution {self.distribution}")
-        if self.min is not None and self.max is not None and self.min > self.max:
-            raise problem("min", f"({self.min}) must not be above max ({self.max})")
-        if self.median is not None and self.max is not None and self.median > self.max:
-            raise problem("median", f"({self.median:g}) must not be above max ({self.max})")
-        return self
-
-    @property
-    def longest(self) -> int:
-        """The longest length that can be drawn, in tokens."""
-        longest = self.value if self.distribution is Distribution.CONSTANT else self.max
-        assert longest is not None
-        return longest
-
-
-class Workload(Record):
-    """What is asked: how long, how often, from which seed."""
-
-    prompt_tokens: Length
-    output_tokens: Length
-    num_requests: Count = 64  # per repetition
-    anomalies: Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=False)] = 0.0
-    seed: Annotated[int, Field(strict=True, ge=0, lt=1 << 32)] = 0
-    shared_prefix_tokens: Annotated[int, Field(strict=True, ge=0, le=1 << 24)] = 0  # before each
-
-    @property
-    def longest_request_tokens(self) -> int:
-        """Shared prefix, prompt and output of the longest request that can be drawn."""
-        return self.shared_prefix_tokens + self.prompt_tokens.longest + self.output_tokens.longest
-
-
-class ArrivalKind(StrEnum):
-    """When requests are meant to be sent."""
-
-    ALL_AT_ONCE = "all_at_once"
-    CONSTANT = "constant"
-    POISSON = "poisson"
-    GAMMA = "gamma"
-    CONCURRENCY = "concurrency"  # the closed loop: the next when one ends
-
-
-_ARRIVAL_KEYS = {
-    ArrivalKind.ALL_AT_ONCE: (),
-    ArrivalKind.CONSTANT: ("rate_per_s",),
-    ArrivalKind.POISSON: ("rate_per_s",),
-    ArrivalKind.GAMMA: ("rate_per_s", "cv"),
-    ArrivalKind.CONCURRENCY: ("concurrency",),
-}
-_LATER_KINDS = ("ramp", "step", "trace")
-
-
-class Arrivals(Record):
-    """The arrival process; `cv` is the coefficient of variation of the gaps of a gamma burst."""
-
-    kind: ArrivalKind = ArrivalKind.ALL_AT_ONCE
-    rate_per_s: Positive | None = None
-    concurrency: Count | None = None
-    cv: Positive | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _spellings(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        if data.get("kind") in _LATER_KINDS:
-            message = f"'{data['kind']}' is known but not built yet; use {', '.join(ArrivalKind)}"
-            raise problem("kind", message)
-        if "burstiness" in data:  # vLLM's word: the shape of the gamma distribution
-            burstiness = data["burstiness"]
-            if "cv" in data:
-                raise problem("burstiness", "says the same as cv (1 / sqrt(burstiness)); give one")
-            if isinstance(burstiness, bool) or not isinstance(burstiness, int | float):
-                raise problem("burstiness", f"must be a number, not {burstiness!r}")
-            if not 0 < burstiness < 1e6:
-                raise problem("burstiness", f"must be above 0, not {burstiness!r}")
-            rest = {key: value for key, value in data.items() if key != "burstiness"}
-            return {**rest, "cv": float(burstiness) ** -0.5}
-        return data
-
-    @model_validator(mode="after")
-    def _fits_kind(self) -> Arrivals:
-        needed = _ARRIVAL_KEYS[self.kind]
-        for key in ("rate_per_s", "concurrency", "cv"):
-            is_given = getattr(self, key) is not None
-            if key in needed and not is_given:
-                raise problem("", f"kind {self.kind} needs '{key}'")
-            if is_given and key not in needed:
-                raise problem(key, f"has no meaning for kind {self.kind}")
-        return self
 
 
 class SloLimit(Record):
@@ -261,17 +124,8 @@ class Budget(Record):
     """What a sweep may cost."""
 
     trials: Count | None = None  # unset: the whole space
-    wall: Annotated[float | None, BeforeValidator(lambda v: _wall(v))] = None  # seconds
+    wall: Seconds | None = None
     repetitions: Annotated[int, Field(strict=True, ge=1, le=100)] = 2
-
-
-def _wall(value: object) -> float | None:
-    if value is None:
-        return None
-    try:
-        return parse_duration(value)
-    except ValueError as error:
-        raise problem("", str(error)) from None
 
 
 def _knob(name: object, value: object) -> KnobValue:
@@ -349,11 +203,11 @@ class Profile(Record):
     arrivals: Arrivals = Arrivals()
     slo: Slo = Slo()
     objective: Objective | None = None  # unset: by scenario
-    knobs: Knobs = {}  # fixed in every trial; a preset may override one
-    search: Search = {}
+    knobs: Knobs = Field(default_factory=dict)  # fixed in every trial; a preset may override one
+    search: Search = Field(default_factory=dict)
     presets: tuple[Knobs, ...] = ()  # tried besides the grid
     budget: Budget = Budget()
-    driver: Literal["offline"] = "offline"
+    driver: Literal["http", "offline"] = "http"
 
     @field_validator("target")
     @classmethod
@@ -371,6 +225,61 @@ class Profile(Record):
     def aim(self) -> Objective:
         """The objective in force."""
         return self.objective or _OBJECTIVES[self.scenario]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _trace_brings_lengths(cls, data: Any) -> Any:
+        """Marks the lengths of a trace as such, so that they need not be written."""
+        arrivals = data.get("arrivals") if isinstance(data, dict) else None
+        if not isinstance(arrivals, dict) or arrivals.get("kind") != ArrivalKind.TRACE:
+            return data
+        workload = data.get("workload", {})
+        if not isinstance(workload, dict):
+            return data
+        brought = {"prompt_tokens": {"distribution": "trace"},
+                   "output_tokens": {"distribution": "trace"}}  # fmt: skip
+        return {**data, "workload": {**brought, **workload}}
+
+    @model_validator(mode="after")
+    def _counts_its_requests(self) -> Profile:
+        """Fills in what a duration or a trace says of the number of requests and their lengths."""
+        is_trace = self.arrivals.kind is ArrivalKind.TRACE
+        work = self.workload
+        for key in ("prompt_tokens", "output_tokens"):
+            if (getattr(work, key).distribution is Distribution.TRACE) is not is_trace:
+                why = "is brought by the trace" if is_trace else "needs arrivals of kind trace"
+                raise problem(f"workload.{key}", why)
+        has_number = "num_requests" in work.model_fields_set
+        if is_trace:
+            filled = self._of_trace(work.num_requests if has_number else None)
+        else:
+            expected = self.arrivals.expected_requests()
+            if expected is None or expected == work.num_requests:
+                return self
+            if has_number:
+                raise problem(
+                    "workload.num_requests",
+                    f"is {work.num_requests}, but the rate makes {expected} in arrivals.duration; "
+                    "give one of the two",
+                )
+            if expected > MOST:
+                raise problem("arrivals.duration", f"makes {expected:,} requests, {MOST:,} at most")
+            filled = work.model_copy(update={"num_requests": expected})
+        object.__setattr__(self, "workload", filled)  # frozen, and not yet out of here
+        return self
+
+    def _of_trace(self, num_requests: int | None) -> Workload:
+        """The workload that the first rows of the trace make, all of them unless told."""
+        rows = self.arrivals.rows()
+        if num_requests is not None and num_requests > len(rows):
+            message = f"is {num_requests}, but the trace has {len(rows)} rows"
+            raise problem("workload.num_requests", message)
+        for key in ("shared_prefix_tokens", "think_time_s"):
+            if getattr(self.workload, key):
+                raise problem(f"workload.{key}", "has no meaning for arrivals of kind trace")
+        if self.workload.has_sessions:
+            raise problem("workload.turns", "the rows of a trace stand for themselves: leave it 1")
+        return self.workload.of_rows(rows[:num_requests])
 
     @model_validator(mode="after")
     def _fits_together(self) -> Profile:
@@ -391,9 +300,4 @@ class Profile(Record):
 
     def describe_longest(self) -> str:
         """The figures behind a request that does not fit, as half a sentence."""
-        work = self.workload
-        prefix = f"{work.shared_prefix_tokens} shared + " if work.shared_prefix_tokens else ""
-        return (
-            f"the longest request takes {work.longest_request_tokens} tokens "
-            f"({prefix}{work.prompt_tokens.longest} prompt + {work.output_tokens.longest} output)"
-        )
+        return self.workload.describe_longest()

@@ -15,37 +15,23 @@ from rich.text import Text
 from dstune.measure.progress import LoadProgress
 from dstune.measure.record import PlannedTrial, Run, Skipped, Started, TrialRecord
 from dstune.report import words
-from dstune.report.result import Result
+from dstune.report.result import LOADTEST, Result
 from dstune.report.tables import Table, comparison_table, plan_table, trials_table
-
-PIPE_WIDTH = 140
-REFRESH_PER_S = 2  # the display shares the cores with what is measured
-
-
-def as_rich(table: Table, title: str = "") -> RichTable:
-    """A table for the console."""
-    rich = RichTable(title=title or None, title_justify="left", header_style="bold", expand=False)
-    for at, name in enumerate(table.head):
-        rich.add_column(name, overflow="fold", no_wrap=at == 0)
-    for at, row in enumerate(table.rows):
-        rich.add_row(*map(Text, row), style="bold green" if at in table.marked else None)
-    return rich
+from dstune.report.terminal import REFRESH_PER_S, as_rich, stdout
 
 
 def print_table(table: Table) -> None:
     """Prints one table."""
-    _stdout().print(as_rich(table))
-
-
-def _stdout() -> Console:
-    """Standard output; into a file or pipe it is wide, for there is no window to fit."""
-    console = Console()
-    return console if console.is_terminal else Console(width=PIPE_WIDTH)
+    stdout().print(as_rich(table))
 
 
 def print_result(result: Result, console: Console | None = None) -> None:
-    """The trials, then what is recommended and why, or why nothing is."""
-    out = console or _stdout()
+    """The trials, then what is recommended and why, or why nothing is; a load test's own form."""
+    if result.run.verb == LOADTEST:
+        from dstune.report.loadtest import print_loadtest  # scipy: `dstune knobs` starts without
+
+        return print_loadtest(result, console)
+    out = console or stdout()
     if result.trials:
         out.print(as_rich(trials_table(result)))
     for one in result.run.skipped:
@@ -81,7 +67,7 @@ def print_plan(
     plan: Sequence[PlannedTrial], skipped: Sequence[Skipped], notes: Sequence[str]
 ) -> None:
     """What a sweep would do, in its order."""
-    out = _stdout()
+    out = stdout()
     out.print(as_rich(plan_table(plan)))
     for one in skipped:
         out.print(Text(_skipped_line(one)))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dstune.measure.record import Recommendation, Run, TrialRecord
 from dstune.measure.run_folder import RECOMMENDED, RunFolder
+
+LOADTEST = "loadtest"  # as `Run.verb` spells it
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,18 @@ class Result:
         return [one for one in self.trials if one.phase == "search"]
 
     @property
+    def loadtest(self) -> TrialRecord | None:
+        """The trial of a load test; None for a sweep, and before anything was measured."""
+        return next((one for one in self.trials if one.phase == LOADTEST), None)
+
+    @property
     def headline(self) -> str:
         """How the run ended or stands, in one line."""
         if self.run.verdict is not None:
             return f"{self.run.status}: {self.run.verdict.message}"
+        if self.run.verb == LOADTEST:
+            again = shlex.join(["dstune", *self.run.argv])
+            return "running" if self.is_written_now else f"killed; run it again with: {again}"
         done = f"{len(self.search)} of {len(self.run.plan)} trials"
         if self.is_written_now:
             return f"running: {done} so far"

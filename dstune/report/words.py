@@ -38,6 +38,38 @@ def ratio(estimate: Estimate | None) -> str:
     return f"{text} [{estimate.low:.2f}, {estimate.high:.2f}]"
 
 
+def percent(value: float | None) -> str:
+    """`99.87%`; short of all it never reads 100%."""
+    if value is None:
+        return ABSENT
+    texts = [f"{value:.{digits}%}" for digits in (2, 3, 4, 5)]
+    text = next((one for one in texts if value >= 1 or not one.startswith("100")), texts[-1])
+    return text.rstrip("%").rstrip("0").rstrip(".") + "%"
+
+
+def share(estimate: Estimate | None) -> str:
+    """`98.3% [94.1%, 99.8%]`."""
+    if estimate is None or estimate.value is None:
+        return ABSENT
+    text = percent(estimate.value)
+    if estimate.low is None or estimate.high is None:
+        return text
+    return f"{text} [{percent(estimate.low)}, {percent(estimate.high)}]"
+
+
+def counts(numbers: Mapping[str, int]) -> str:
+    """`reset: 3, deadline: 1`."""
+    return ", ".join(f"{name}: {num:,}" for name, num in numbers.items()) or "none"
+
+
+def bucket(bounds: tuple[float, float | None] | None) -> str:
+    """`40 to 60`, or `above 2,560`."""
+    if bounds is None:
+        return ABSENT
+    low, high = bounds
+    return f"above {number(low)}" if high is None else f"{number(low)} to {number(high)}"
+
+
 def knobs(changed: Mapping[str, KnobValue]) -> str:
     """`max_num_seqs=4 precision=int8`, or that it is the default configuration."""
     return " ".join(f"{name}={knob_value(value)}" for name, value in changed.items()) or "default"

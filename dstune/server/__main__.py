@@ -1,23 +1,37 @@
-"""The child process that holds an engine for `target/embedded.py`: JSON lines in, JSON lines out.
+"""The process behind `target/embedded.py`: JSON lines in, JSON lines out.
 
-Started as `python -m dstune.server`. Commands come on standard input and events go to what was
-standard output; anything that a library prints goes to standard error, which is the log.
+`python -m dstune.server` holds an engine (`steer.py`). With `--http` it is the HTTP front, which
+holds no engine but starts that process as its child (`http/steering.py`). Commands come on standard
+input and events go to what was standard output; anything that a library prints goes to standard
+error, which is the log.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
-from dstune.server.steer import serve
 
-
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """Serves commands until told to quit or until the parent is gone."""
-    events = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    events = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    serve(sys.stdin, events)
+    if "--http" in arguments:
+        from dstune.server.http.steering import serve_steered
+
+        serve_steered(events)
+        return
+    if "--child" in arguments:
+        # a Ctrl-C or a service manager's SIGTERM is the front's to handle: it drains first and
+        # then closes the pipe, which ends this process
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # torch takes seconds to import, and the front does without it
+    from dstune.server.steer import serve
+
+    serve(sys.stdin.buffer, events)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,11 +1,14 @@
 """The in-process driver: carries a plan of requests out on the engine and stamps what happens.
 
 One thread submits, steps and stamps. A request that falls due while a step runs is submitted
-after it; its intended time is kept, so that the wait counts.
+after it; its intended time is kept, so that the wait counts. A later turn of a session falls due
+its think time after the turn before it ended, in whatever way.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +18,7 @@ from typing import Any
 from dstune.engine.engine import Engine, StepOutput
 from dstune.engine.request import Request, SamplingParams
 from dstune.errors import UsageError
+from dstune.server.online import step_row
 
 NS_PER_S = 1_000_000_000
 SPIN_NS = 200_000  # sleep is late by up to this much; the rest of a wait is spun
@@ -32,6 +36,7 @@ class OfflineRequest:
     session_id: str
     turn: int
     kind: str
+    think_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,13 +54,14 @@ class Flight:
     """One request's raw stamps while it is under way."""
 
     planned: OfflineRequest
-    intended_ns: int
+    intended_ns: int  # of a later turn: once the turn before it has ended
     sent_ns: int | None = None
     token_ns: list[int] = field(default_factory=list)
     request: Request | None = None
     done_ns: int | None = None
     status: str = "unsent"
     error: str = ""
+    next_turn: Flight | None = None
 
     def row(self, precision: str, backend: str) -> dict[str, Any]:
         """The request's sample."""
@@ -96,8 +102,14 @@ class OfflineRun:
         self.temperature = temperature
         self.timeout_ns = int(timeout_s * NS_PER_S)
         self.started_ns = engine.now_ns()
-        self.pending = deque(Flight(one, self.started_ns + (one.offset_ns or 0)) for one in planned)
-        self.flights = list(self.pending)
+        self.flights = [Flight(one, self.started_ns + (one.offset_ns or 0)) for one in planned]
+        for before, flight in itertools.pairwise(self.flights):
+            if flight.planned.turn:
+                before.next_turn = flight
+        # first turns, in the order of sending; later ones join `thinking` when they have a time
+        self.pending = deque(one for one in self.flights if not one.planned.turn)
+        self.thinking: list[tuple[int, int, Flight]] = []
+        self.num_open = 0  # sessions that have begun and have not ended
         self.in_flight: dict[str, Flight] = {}
         self.steps: list[dict[str, int]] = []
         self.num_finished = 0
@@ -105,15 +117,18 @@ class OfflineRun:
     def submit_due(self, concurrency: int | None) -> None:
         """Hands over what is due: by intended time, or as a closed loop has room."""
         now = self.engine.now_ns()
+        while self.thinking and self.thinking[0][0] <= now:
+            self._submit(heapq.heappop(self.thinking)[2], now)
         while self.pending:
             if concurrency is None:
                 if self.pending[0].intended_ns > now:
                     return
-            elif len(self.in_flight) >= concurrency:
+            elif self.num_open >= concurrency:
                 return
             flight = self.pending.popleft()
             if concurrency is not None:
                 flight.intended_ns = now
+            self.num_open += 1
             self._submit(flight, now)
 
     def _submit(self, flight: Flight, now: int) -> None:
@@ -147,6 +162,12 @@ class OfflineRun:
         flight.done_ns = now
         self.num_finished += 1
         self.in_flight.pop(flight.planned.request_id, None)
+        following = flight.next_turn
+        if following is None:
+            self.num_open -= 1
+            return
+        following.intended_ns = now + following.planned.think_ns
+        heapq.heappush(self.thinking, (following.intended_ns, self.num_finished, following))
 
     def book(self, step: StepOutput) -> None:
         """Stamps a step's tokens with the time at which they came out."""
@@ -155,19 +176,7 @@ class OfflineRun:
             flight.token_ns.append(step.end_ns)
             if token.finish_reason:
                 self._end(flight, "ok", step.end_ns)
-        self.steps.append(
-            {
-                "start_ns": step.start_ns,
-                "duration_ns": step.end_ns - step.start_ns,
-                "num_prefill_tokens": step.num_prefill_tokens,
-                "num_decode_tokens": step.num_decode_tokens,
-                "num_running": step.num_running,
-                "num_waiting": step.num_waiting,
-                "num_free_blocks": step.num_free_blocks,
-                "num_preempted": step.num_preempted,
-                "num_cached_tokens": step.num_cached_tokens,
-            }
-        )
+        self.steps.append(step_row(step))
 
     def expire(self) -> None:
         """Ends requests that are past their deadline."""
@@ -180,7 +189,7 @@ class OfflineRun:
 
     def wake_ns(self, concurrency: int | None) -> int | None:
         """With nothing to compute: when the next thing happens, or None for nothing ever."""
-        times = []
+        times = [self.thinking[0][0]] if self.thinking else []
         if self.pending and concurrency is None:
             times.append(self.pending[0].intended_ns)
         held_until = self.engine.hold_until_ns()
@@ -206,7 +215,7 @@ def run_offline(
     wait = wait_until or wait_until_ns
     run = OfflineRun(engine, planned, temperature, timeout_s)
     try:
-        while run.pending or run.in_flight:
+        while run.pending or run.thinking or run.in_flight:
             run.submit_due(concurrency)
             step = engine.step()
             if step is not None:

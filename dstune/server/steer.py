@@ -1,12 +1,23 @@
-"""Commands of the parent, carried out on the engine; each ends in one event that answers it.
+"""Commands of the parent, carried out on the engine between its steps.
+
+Each of these ends in one event that answers it:
 
 {"op": "open", "model", "weights", "device"}   -> {"event": "opened", "model": {...}}
+{"op": "tokenizer"}                            -> {"event": "tokenizer", "tokenizer": {...}}
 {"op": "configure", "knobs"}                   -> {"event": "configured", ...}
 {"op": "tokenize", "text"}                     -> {"event": "tokens", "token_ids"}
 {"op": "reset"}                                -> {"event": "reset"}
 {"op": "run", "requests", ...}  -> {"event": "progress", ...} ... {"event": "ran", ...}
+{"op": "steps"}             -> {"event": "steps", "steps": [...]}: of live serving, since the last
 {"op": "quit"}                                 -> the process ends
 anything that fails                            -> {"event": "error", "kind", "message"}
+
+Live requests are not answered but served; their events stand in `online.py`:
+
+{"op": "add", "id", "prompt_token_ids", "params", "arrival_ns"}
+{"op": "abort", "id"}
+
+A step that fails ends the process: nothing is known of the engine's state any more.
 """
 
 from __future__ import annotations
@@ -15,41 +26,46 @@ import dataclasses
 import json
 import os
 import queue
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from typing import Any, TextIO
+from collections.abc import Mapping
+from typing import Any, BinaryIO
 
+import msgspec
 import torch
 
 from dstune.engine.config import EngineConfig
 from dstune.engine.engine import Engine
-from dstune.errors import DstuneError, ModelError, UsageError
+from dstune.errors import DstuneError, ExitCode, ModelError, UsageError
 from dstune.model.loading.open import Checkpoint, open_checkpoint
 from dstune.server.offline import OfflineRequest, run_offline
+from dstune.server.online import OnlineServing
 
 Command = dict[str, Any]
 Event = dict[str, Any]
 
 PROGRESS_INTERVAL_S = 0.25
+NS_PER_S = 1_000_000_000
 
 
-def serve(commands: TextIO, events: TextIO) -> None:
-    """Answers commands in order until `quit` or the end of `commands`."""
+def serve(commands: BinaryIO, events: BinaryIO) -> None:
+    """Answers commands in order and serves live requests until `quit` or the end of `commands`."""
     child = Child(events)
-    for command in _read(commands):
+    received = _receive(commands)
+    while True:
+        _take_commands(received, child)
         try:
-            child.answer(command)
-        except DstuneError as error:
-            child.send({"event": "error", "kind": type(error).__name__, "message": str(error)})
+            child.step()
         except Exception as error:
-            traceback.print_exc()
-            message = f"{type(error).__name__}: {error}"
-            child.send({"event": "error", "kind": "TargetError", "message": message})
+            child.online.crashed(error)
+            # not sys.exit: the reading thread holds standard input, which finalising would want
+            sys.stderr.flush()
+            os._exit(ExitCode.FAILED)
 
 
-def _read(commands: TextIO) -> Iterator[Command]:
+def _receive(commands: BinaryIO) -> queue.SimpleQueue[Command]:
     """Commands as they come. On `quit`, or when the parent is gone, the process ends at once,
     also within a run: nobody is left to read an answer, and nothing here needs to be saved.
     """
@@ -57,36 +73,88 @@ def _read(commands: TextIO) -> Iterator[Command]:
 
     def watch() -> None:
         for line in commands:
-            command: Command = json.loads(line)
+            command = _decode(line)
             if command["op"] == "quit":
                 break
             received.put(command)
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
-    while True:
-        yield received.get()
+    return received
+
+
+def _decode(line: bytes) -> Command:
+    try:
+        command: Command = msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        command = json.loads(line)  # a lone surrogate, which is a caller's mistake to be answered
+    return command
+
+
+def _take_commands(received: queue.SimpleQueue[Command], child: Child) -> None:
+    """Carries out what has come; waits for a command as long as no step is due."""
+    wait_s = child.idle_s()
+    try:
+        command = received.get_nowait() if wait_s == 0 else received.get(timeout=wait_s)
+        while True:
+            child.carry_out(command)
+            command = received.get_nowait()
+    except queue.Empty:
+        return
 
 
 class Child:
     """One engine and the commands that act on it."""
 
-    def __init__(self, events: TextIO) -> None:
+    def __init__(self, events: BinaryIO) -> None:
         self._events = events
+        self._encode = msgspec.json.Encoder().encode
+        self.online = OnlineServing(self.send, keeps_steps=True)
         self._checkpoint: Checkpoint | None = None
         self._device = torch.device("cpu")
         self._engine: Engine | None = None
 
-    def send(self, event: Event) -> None:
-        """Writes one event."""
-        self._events.write(json.dumps(event) + "\n")
+    def send(self, *events: Mapping[str, Any]) -> None:
+        """Writes events, a line each."""
+        self._events.write(b"".join([self._encode(event) + b"\n" for event in events]))
         self._events.flush()
 
-    def answer(self, command: Command) -> None:
-        """Carries out one command and sends what answers it."""
+    def idle_s(self) -> float | None:
+        """How long no step is due; None for as long as no command comes."""
+        engine = self._engine
+        if engine is None or not engine.has_requests:
+            return None
+        held_until = engine.hold_until_ns()
+        return 0.0 if held_until is None else max(0.0, (held_until - engine.now_ns()) / NS_PER_S)
+
+    def step(self) -> None:
+        """Computes a step of the live requests, if one is due."""
+        if self._engine is not None:
+            self.online.step(self._engine)
+
+    def carry_out(self, command: Command) -> None:
+        """Does what a command asks; what fails is answered, too."""
+        try:
+            self._carry_out(command)
+        except DstuneError as error:
+            self.send({"event": "error", "kind": type(error).__name__, "message": str(error)})
+        except Exception as error:
+            traceback.print_exc()
+            message = f"{type(error).__name__}: {error}"
+            self.send({"event": "error", "kind": "TargetError", "message": message})
+
+    def _carry_out(self, command: Command) -> None:
         match command["op"]:
+            case "add":
+                self.online.add(self._running(), command)
+            case "abort":
+                self._running().abort(command["id"])
             case "open":
-                self.send(self._open(command["model"], command["weights"], command["device"]))
+                self.send(self._open(command))
+            case "tokenizer":
+                self.send(self._describe_tokenizer())
+            case "steps":
+                self.send({"event": "steps", **self.online.take_steps()})
             case "configure":
                 self.send(self._configure(command["knobs"]))
             case "tokenize":
@@ -99,9 +167,10 @@ class Child:
             case other:
                 raise UsageError(f"unknown command {other!r}")
 
-    def _open(self, model: str, weights: str, device: str) -> Event:
-        self._device = _device(device)
-        self._checkpoint = open_checkpoint(model, weights)
+    def _open(self, command: Command) -> Event:
+        self._device = _device(command["device"])
+        self._checkpoint = open_checkpoint(command["model"], command["weights"])
+        self.online = OnlineServing(self.send, command.get("keeps_steps", True))
         shape = self._checkpoint.shape
         described = {
             "name": self._checkpoint.name,
@@ -132,6 +201,16 @@ class Child:
             "num_blocks": self._engine.size.num_blocks,
         }
 
+    def _describe_tokenizer(self) -> Event:
+        """All that the front needs to turn text into tokens and back without the model."""
+        assert self._checkpoint is not None, "open comes first"
+        tokenizer, shape = self._checkpoint.tokenizer, self._checkpoint.shape
+        return {
+            "event": "tokenizer",
+            "tokenizer": None if tokenizer is None else tokenizer.to_parts(),
+            "eos_ids": list(shape.eos_token_ids),
+        }
+
     def _tokenize(self, text: str) -> list[int]:
         assert self._checkpoint is not None, "open comes first"
         tokenizer = self._checkpoint.tokenizer
@@ -145,6 +224,8 @@ class Child:
 
     def _run(self, command: Command) -> Event:
         engine = self._running()
+        if engine.has_requests:
+            raise UsageError("live requests are being served; finish or abort them first")
         planned = [OfflineRequest(**one) for one in command["requests"]]
         last_sent = 0.0
 

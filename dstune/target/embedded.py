@@ -1,13 +1,15 @@
 """The engine that dstune carries, as a child process steered over a pipe of JSON lines.
 
-The child keeps its weights from one configuration to the next. It lives in a session of its own,
-so that a Ctrl-C reaches this process alone, and ends by itself when its standard input closes:
+Load reaches it over HTTP as it reaches any server, or, with the offline driver, over the pipe
+too. The child keeps its weights from one configuration to the next. It lives in a session of its
+own, so that a Ctrl-C reaches this process alone, and ends by itself when its standard input closes:
 no kill of the parent leaves it behind.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import subprocess
 import sys
@@ -15,17 +17,20 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from dstune import errors
 from dstune.errors import TargetError
 from dstune.knobs import KnobValue, Restart
+from dstune.load.bodies import Asker
 from dstune.load.plan import LoadPlan
 from dstune.measure.progress import LoadProgress
 from dstune.measure.sample import Sample, SampleError, Status, StepSample
+from dstune.target.http_load import Endpoint, HttpLoad, stamped
 from dstune.target.target import Configured, LoadResult, Progress
 
 QUIT_TIMEOUT_S = 5.0
+Driver = Literal["http", "offline"]
 
 
 class EmbeddedTarget:
@@ -38,6 +43,8 @@ class EmbeddedTarget:
         weights: str = "auto",
         device: str = "auto",
         log_path: Path | None = None,
+        driver: Driver = "http",
+        num_processes: int = 1,
     ) -> None:
         self._stack = contextlib.ExitStack()
         log = (
@@ -47,8 +54,9 @@ class EmbeddedTarget:
         )
         self._stack.enter_context(log)
         self._log_path = Path(log.name)
+        self._load = HttpLoad(num_processes, self._log_path) if driver == "http" else None
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "dstune.server"],
+            [sys.executable, "-m", "dstune.server", *(["--http"] if self._load else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -62,6 +70,8 @@ class EmbeddedTarget:
             self.stop()
             raise
         self._model: dict[str, object] = opened["model"]
+        self._url: str = opened.get("url", "")
+        self._configured: Configured | None = None
 
     def __enter__(self) -> EmbeddedTarget:
         return self
@@ -72,7 +82,7 @@ class EmbeddedTarget:
     def configure(self, knobs: Mapping[str, KnobValue]) -> Configured:
         """Makes a configuration be in force by the cheapest restart; see `Target`."""
         done = self._ask({"op": "configure", "knobs": dict(knobs)})
-        return Configured(
+        self._configured = Configured(
             restart=Restart(done["restart"]) if done["restart"] else None,
             seconds=done["seconds"],
             effective=done["effective"],
@@ -82,6 +92,7 @@ class EmbeddedTarget:
                 "num_blocks": done["num_blocks"],
             },
         )
+        return self._configured
 
     def tokenize(self, text: str) -> list[int]:
         """The model's token ids of a text; see `Target`."""
@@ -92,7 +103,30 @@ class EmbeddedTarget:
         self._ask({"op": "reset"})
 
     def run(self, plan: LoadPlan, progress: Progress | None = None) -> LoadResult:
-        """Carries out a plan inside the child; see `Target`."""
+        """Carries out a plan; see `Target`."""
+        return (
+            self._run_offline(plan, progress)
+            if self._load is None
+            else self._run_http(self._load, plan, progress)
+        )
+
+    def _run_http(self, load: HttpLoad, plan: LoadPlan, progress: Progress | None) -> LoadResult:
+        assert self._configured is not None, "configure comes first"
+        effective = self._configured.effective
+        max_model_len = effective["max_model_len"]
+        assert isinstance(max_model_len, int)
+        asker = Asker(model=str(self._model["name"]), max_model_len=max_model_len)
+        self._ask({"op": "steps"})  # those of earlier loads
+        try:
+            result = load.run(plan, Endpoint(self._url, asker), progress)
+        except TargetError as error:
+            # the load stopped because the server did: the server's own words say why
+            raise self._death() if self._child.poll() is not None else error from None
+        steps = self._ask({"op": "steps"})["steps"]
+        result = stamped(result, str(effective["precision"]), str(effective["backend"]))
+        return dataclasses.replace(result, steps=_steps(steps))
+
+    def _run_offline(self, plan: LoadPlan, progress: Progress | None) -> LoadResult:
         command = {
             "op": "run",
             "requests": [asdict(request) for request in plan.requests],
@@ -105,12 +139,14 @@ class EmbeddedTarget:
             started_ns=ran["started_ns"],
             finished_ns=ran["finished_ns"],
             samples=tuple(_sample(row) for row in ran["rows"]),
-            steps=tuple(StepSample(trial_id="", repetition=0, **step) for step in ran["steps"]),
+            steps=_steps(ran["steps"]),
         )
 
     def stop(self) -> None:
         """Ends the child: asked first, killed when it does not; harmless when called twice."""
         child = self._child
+        if self._load is not None:
+            self._load.stop()
         if child.poll() is None:
             with contextlib.suppress(OSError, ValueError):
                 self._write({"op": "quit"})
@@ -159,6 +195,10 @@ class EmbeddedTarget:
         lines = self._log_path.read_text(errors="replace").split("\n")
         said = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return TargetError(f"the engine's process {how}" + (f": {said}" if said else ""))
+
+
+def _steps(rows: list[dict[str, int]]) -> tuple[StepSample, ...]:
+    return tuple(StepSample(trial_id="", repetition=0, **row) for row in rows)
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:

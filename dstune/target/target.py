@@ -36,6 +36,14 @@ class LoadResult:
     server_metrics: tuple[ServerMetrics, ServerMetrics] | None = None  # before and after
 
 
+class Interrupted(KeyboardInterrupt):
+    """A run was interrupted; `result` holds what was measured until then."""
+
+    def __init__(self, result: LoadResult) -> None:
+        super().__init__("the load was interrupted")
+        self.result = result
+
+
 Progress = Callable[[LoadProgress], None]
 """Called a few times a second while a plan is carried out."""
 

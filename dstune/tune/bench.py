@@ -15,15 +15,21 @@ from typing import Literal
 
 from dstune.errors import KnobError, ModelError, ProfileError, TargetError
 from dstune.load.build import build_plan, build_warmup
-from dstune.measure.host import CpuReading, host_load, is_busy, read_cpu
+from dstune.load.plan import LoadPlan
+from dstune.load.sharing import planned_shared_tokens
+from dstune.measure.host import CpuReading, host_load, read_cpu
 from dstune.measure.progress import LoadProgress
-from dstune.measure.record import PlannedTrial, Remark, RemarkCode, Repetition, TrialRecord
+from dstune.measure.record import HostLoad, PlannedTrial, Repetition, TrialRecord
 from dstune.measure.run_folder import RunFolder
 from dstune.profile.model import ArrivalKind, Profile
+from dstune.stats.anomalies import account, summarize
+from dstune.stats.evidence import BLOCK_TOKENS, Evidence
 from dstune.stats.figures import check_slo, figures_of
 from dstune.stats.metrics import Limit, Loop
+from dstune.stats.server_histograms import server_counts, server_latencies
+from dstune.stats.trust import check_trust, pooled_remarks
 from dstune.stats.vllm_bench import vllm_bench
-from dstune.target.target import Configured, LoadResult, Target
+from dstune.target.target import Configured, Interrupted, LoadResult, Target
 from dstune.tune.observer import Observer
 
 NUM_RANDOM_TOKENS = 100_000
@@ -40,13 +46,17 @@ class Setting:
     read_cpu: Callable[[], CpuReading] = read_cpu
 
 
+PlanMaker = Callable[[int, Sequence[int], LoadResult], LoadPlan]
+"""The plan of a repetition, from its number, the corpus' tokens and what the warm-up measured."""
+
+
 @dataclass(frozen=True)
 class Job:
     """One trial to measure: which configuration, as what, with which repetitions."""
 
     planned: PlannedTrial
     trial_id: str
-    phase: Literal["search", "confirm"]
+    phase: Literal["search", "confirm", "loadtest"]
     repetitions: tuple[int, ...]
 
 
@@ -67,15 +77,25 @@ def limits_of(profile: Profile) -> tuple[Limit, ...]:
 class Bench:
     """Measures trials of one profile into one run folder."""
 
-    def __init__(self, profile: Profile, folder: RunFolder, setting: Setting) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        folder: RunFolder,
+        setting: Setting,
+        make_plan: PlanMaker | None = None,
+    ) -> None:
         self._profile = profile
         self._folder = folder
         self._setting = setting
+        self._make_plan = make_plan or self._plan_of_profile
         self._loop = loop_of(profile)
         self._limits = limits_of(profile)
         self._target: Target | None = None
         self._tokens: list[int] | None = None
         self._start_s = 0.0
+        self._num_planned = 0
+        self._block_tokens = BLOCK_TOKENS
+        self.was_interrupted = False
 
     def measure(self, job: Job) -> TrialRecord:
         """Runs a trial and writes its samples; what this machine cannot run is `infeasible`.
@@ -84,7 +104,7 @@ class Bench:
         then it is the model or the target that does not work.
         """
         started_ns = self._setting.clock_ns()
-        self._start_s = 0.0
+        self._start_s, self._num_planned = 0.0, 0
         try:
             configured, loads = self._run(job)
         except (KnobError, ModelError, TargetError) as error:
@@ -110,44 +130,71 @@ class Bench:
     def _run(self, job: Job) -> tuple[Configured, list[tuple[Repetition, LoadResult]]]:
         target = self._open()
         configured = target.configure(job.planned.knobs)
+        block_size = configured.effective.get("block_size")
+        self._block_tokens = block_size if isinstance(block_size, int) else BLOCK_TOKENS
         self._check_length(job.planned, configured)
         tokens = self._tokens_of(target, configured)
-        target.run(build_warmup(self._profile, tokens))
+        warmup = target.run(build_warmup(self._profile, tokens))
         loads = []
         for index, repetition in enumerate(job.repetitions):
             target.reset_caches()
-            loads.append(self._repeat(target, job, index, repetition, tokens))
+            plan = self._make_plan(repetition, tokens, warmup)
+            loads.append(self._repeat(target, job, index, plan))
+            self._num_planned += len(plan.requests)
         return configured, loads
 
+    def _plan_of_profile(
+        self, repetition: int, tokens: Sequence[int], _warmup: LoadResult
+    ) -> LoadPlan:
+        return build_plan(self._profile, repetition, tokens)
+
     def _repeat(
-        self, target: Target, job: Job, index: int, repetition: int, tokens: Sequence[int]
+        self, target: Target, job: Job, index: int, plan: LoadPlan
     ) -> tuple[Repetition, LoadResult]:
-        num = len(job.repetitions)
+        num, repetition = len(job.repetitions), job.repetitions[index]
 
         def advance(progress: LoadProgress) -> None:
             self._setting.observer.advances(index + 1, num, progress)
 
-        plan = build_plan(self._profile, repetition, tokens)
         before = self._setting.read_cpu()
-        result = target.run(plan, advance)
+        try:
+            result = target.run(plan, advance)
+        except Interrupted as interrupt:
+            if job.phase != "loadtest":  # a sweep measures a trial whole or not at all
+                raise
+            self.was_interrupted = True
+            result = interrupt.result
         host = host_load(before, self._setting.read_cpu())
-        samples = tuple(
-            dataclasses.replace(one, trial_id=job.trial_id, repetition=repetition)
-            for one in result.samples
-        )
-        steps = tuple(
-            dataclasses.replace(one, trial_id=job.trial_id, repetition=repetition)
-            for one in result.steps
-        )
+        result = _named(result, job.trial_id, repetition)
+        samples = result.samples
         record = Repetition(
             repetition=repetition,
             started_ns=result.started_ns,
             finished_ns=result.finished_ns,
             num_requests=len(samples),
-            figures=figures_of([samples], self._loop, self._limits, steps),
+            figures=figures_of([samples], self._loop, self._limits, result.steps),
             host=host,
+            remarks=check_trust(self._evidence(plan, result, host)),
         )
-        return record, dataclasses.replace(result, samples=samples, steps=steps)
+        return record, result
+
+    def _evidence(self, plan: LoadPlan, result: LoadResult, host: HostLoad) -> Evidence:
+        block_tokens = self._block_tokens
+        return Evidence(
+            samples=result.samples,
+            loop=self._loop,
+            limits=self._limits,
+            planned_prompt_tokens={
+                one.request_id: len(one.prompt_token_ids) for one in plan.requests
+            },
+            planned_shared_tokens=planned_shared_tokens(plan, block_tokens),
+            block_tokens=block_tokens,
+            asked_rate_per_s=self._profile.arrivals.rate_per_s,
+            clients=result.clients,
+            server=result.server_metrics,
+            host=host,
+            is_server_ours=not self._profile.target.startswith(("http://", "https://")),
+        )
 
     def _measured(
         self,
@@ -167,6 +214,9 @@ class Bench:
             name = f"trials/{job.trial_id}/vllm_bench-{number}.json"
             self._folder.write_json(name, exported)
         repetitions = tuple(repetition for repetition, _ in loads)
+        success_rate = self._profile.slo.success_rate
+        slo = check_slo(by_repetition, self._limits, success_rate)
+        readings = [result.server_metrics for _, result in loads if result.server_metrics]
         return self._record(job, started_ns).model_copy(
             update={
                 "status": "measured",
@@ -177,8 +227,12 @@ class Bench:
                 "model": dict(configured.model),
                 "repetitions": repetitions,
                 "figures": figures_of(by_repetition, self._loop, self._limits, steps),
-                "slo": check_slo(by_repetition, self._limits, self._profile.slo.success_rate),
-                "remarks": busy_remarks(repetitions),
+                "slo": slo,
+                "remarks": pooled_remarks(repetitions, slo),
+                "accounting": account(pooled, self._num_planned),
+                "anomalies": summarize(pooled, self._limits, success_rate),
+                "server_latencies": server_latencies(readings),
+                "server_counts": server_counts(readings),
             }
         )
 
@@ -186,6 +240,7 @@ class Bench:
         return TrialRecord(
             trial_id=job.trial_id,
             phase=job.phase,
+            driver=self._profile.driver,
             origin=job.planned.origin,
             status="infeasible",
             knobs=job.planned.knobs,
@@ -234,16 +289,16 @@ class Bench:
         return [random.randrange(vocab_size) for _ in range(NUM_RANDOM_TOKENS)]
 
 
-def busy_remarks(repetitions: Sequence[Repetition]) -> tuple[Remark, ...]:
-    """The evidence that others used the machine meanwhile, if they did."""
-    busy = [one for one in repetitions if one.host is not None and is_busy(one.host)]
-    if not busy:
-        return ()
-    worst = max(one.host.foreign_cpu_share for one in busy if one.host is not None)
-    steal = max(one.host.steal_share for one in busy if one.host is not None)
-    message = (
-        f"{len(busy)} of {len(repetitions)} repetitions on a busy host: others took up to "
-        f"{worst:.0%} of the CPU, the hypervisor {steal:.0%}; measure again on a quiet one, or "
-        "leave others a core: OMP_NUM_THREADS below the number of cores"
+def _named(result: LoadResult, trial_id: str, repetition: int) -> LoadResult:
+    """The same result, every row saying where it belongs."""
+    return dataclasses.replace(
+        result,
+        samples=tuple(
+            dataclasses.replace(one, trial_id=trial_id, repetition=repetition)
+            for one in result.samples
+        ),
+        steps=tuple(
+            dataclasses.replace(one, trial_id=trial_id, repetition=repetition)
+            for one in result.steps
+        ),
     )
-    return (Remark(code=RemarkCode.BUSY_HOST, message=message),)

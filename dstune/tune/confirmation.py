@@ -60,11 +60,11 @@ def choose_finalists(trials: Sequence[TrialRecord], profile: Profile, most: int)
 
     Empty when nothing meets the SLO: then there is nothing to confirm.
     """
-    measured = [one for one in trials if one.phase == "search" and one.is_measured]
-    best = [one for one in ranked(measured, profile.aim) if meets(one)][:most]
+    trusted = [one for one in trials if one.phase == "search" and one.is_trusted]
+    best = [one for one in ranked(trusted, profile.aim) if meets(one)][:most]
     if not best:
         return []
-    default = [one for one in measured if one.origin == "default"]
+    default = [one for one in trusted if one.origin == "default"]
     return [one.trial_id for one in best] + [
         one.trial_id for one in default if one not in best
     ]  # fmt: skip

@@ -11,6 +11,7 @@ import yaml
 
 from dstune.errors import TargetError
 from dstune.measure.record import (
+    VOIDING,
     Claim,
     Estimate,
     Figures,
@@ -28,7 +29,8 @@ from dstune.measure.record import (
 from dstune.measure.run_folder import RECOMMENDED, RunFolder
 from dstune.profile.model import ArrivalKind, Objective, Profile
 from dstune.stats.figures import check_slo, compare, figures_of
-from dstune.tune.bench import busy_remarks, limits_of, loop_of
+from dstune.stats.trust import busy_remarks
+from dstune.tune.bench import limits_of, loop_of
 from dstune.tune.confirmation import confirmation_id
 from dstune.tune.ranking import MAIN_FIGURE, meets, ranked
 
@@ -60,15 +62,30 @@ class Confirmed:
 def confirmed(
     run: Run, trials: Sequence[TrialRecord], profile: Profile, folder: RunFolder
 ) -> list[Confirmed]:
-    """Every finalist that ran in each finished round, best first, from the samples on disk."""
+    """Every finalist that ran in each usable round, best first, from the samples on disk.
+
+    Rounds pair the finalists, so a round counts for all of them or for none: for none where one
+    of them could not be trusted. A finalist that no round trusts is set aside itself.
+    """
     by_id = {one.trial_id: one for one in trials}
-    num_rounds = finished_rounds(run, trials)
-    found = []
-    for trial_id in run.finalists:
-        ids = [confirmation_id(trial_id, index) for index in range(num_rounds)]
-        records = [by_id[one] for one in ids]
-        if records and all(one.is_measured for one in records):
-            found.append(_confirm(by_id[trial_id], records, profile, folder))
+    rounds = range(finished_rounds(run, trials))
+    records = {
+        trial_id: [by_id[confirmation_id(trial_id, index)] for index in rounds]
+        for trial_id in run.finalists
+    }
+    kept = {
+        trial_id: of_rounds
+        for trial_id, of_rounds in records.items()
+        if of_rounds and all(one.is_measured for one in of_rounds)
+        and any(one.is_trusted for one in of_rounds)
+    }  # fmt: skip
+    usable = [at for at in rounds if all(each[at].is_trusted for each in kept.values())]
+    if not usable:
+        return []
+    found = [
+        _confirm(by_id[trial_id], [of_rounds[at] for at in usable], profile, folder)
+        for trial_id, of_rounds in kept.items()
+    ]
     return ranked(found, profile.aim)
 
 
@@ -133,7 +150,11 @@ def recommend(
         default=default.measured if default else None,
         gain=compare(winner.rounds, default.rounds) if default else {},
         runner_up=behind,
-        remarks=_remarks(run, winner, default, behind, profile) + _failed(folder.trials()),
+        remarks=(
+            *_remarks(run, winner, default, behind, profile),
+            *_failed(folder.trials()),
+            *_set_aside(folder.trials()),
+        ),
         environment={**run.environment, "model": winner.trial.model},
         run=folder.path.name,
         rerun=shlex.join(["dstune", *run.argv]),
@@ -159,6 +180,17 @@ def _failed(trials: Sequence[TrialRecord]) -> tuple[Remark, ...]:
     lost = [f"{one.trial_id} ({one.reason})" for one in trials if one.error == TargetError.__name__]
     message = f"not measured, for the target failed: {'; '.join(lost)}"
     return (Remark(code=RemarkCode.FAILED_TRIALS, message=message),) if lost else ()
+
+
+def _set_aside(trials: Sequence[TrialRecord]) -> tuple[Remark, ...]:
+    """Trials that were measured twice and could not be trusted, so that nothing ranks them."""
+    doubted = [
+        f"{one.trial_id} ({', '.join(sorted(r.code for r in one.remarks if r.code in VOIDING))})"
+        for one in trials
+        if one.is_measured and not one.is_trusted
+    ]
+    message = f"set aside, not to be trusted when measured twice: {'; '.join(doubted)}"
+    return (Remark(code=RemarkCode.SET_ASIDE, message=message),) if doubted else ()
 
 
 def _remarks(

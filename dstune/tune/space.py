@@ -71,8 +71,6 @@ def plan_space(profile: Profile) -> Space:
         raise ProfileError(f"no configuration of this profile is legal: {reason}")
     trials = planner.trials
     notes = []
-    if profile.workload.anomalies:
-        notes.append("workload.anomalies: a sweep sends none")
     most = profile.budget.trials
     if most is not None and len(trials) > most:
         notes.append(f"{most} of {len(trials)} configurations are tried (budget.trials): "

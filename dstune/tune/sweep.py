@@ -16,6 +16,7 @@ from typing import Any
 from dstune.errors import DstuneError, ExitCode, NotComparable, TargetError
 from dstune.measure.fingerprint import differences
 from dstune.measure.record import (
+    VOIDING,
     Claim,
     PlannedTrial,
     Recommendation,
@@ -228,7 +229,7 @@ class _Sweep:
                 best=self._best(),
             )
         )
-        trial = self.bench.measure(job)
+        trial = self._trustworthy(job)
         self.folder.append_trial(trial)
         self.trials[trial.trial_id] = trial
         self.pace.add(trial)
@@ -242,10 +243,25 @@ class _Sweep:
                 f"its log is {self.folder.log_path}"
             )
 
+    def _trustworthy(self, job: Job) -> TrialRecord:
+        """Measures a trial, once more when it cannot be trusted; the second one stands."""
+        trial = self.bench.measure(job)
+        if not trial.is_measured or trial.is_trusted:
+            return trial
+        self.setting.observer.notes(f"{job.trial_id} is measured again: {_doubts(trial)}")
+        again = self.bench.measure(job)
+        both = {"elapsed_s": trial.elapsed_s + again.elapsed_s,
+                "start_s": trial.start_s + again.start_s,
+                "restart": trial.restart, "restart_s": trial.restart_s}  # fmt: skip
+        again = again.model_copy(update=both)
+        if again.is_measured and not again.is_trusted:
+            self.setting.observer.notes(f"{job.trial_id} is set aside: {_doubts(again)}")
+        return again
+
     def _best(self) -> TrialRecord | None:
-        measured = [one for one in self.trials.values()
-                    if one.phase == "search" and one.is_measured]  # fmt: skip
-        best = ranked(measured, self.profile.aim)
+        trusted = [one for one in self.trials.values()
+                   if one.phase == "search" and one.is_trusted]  # fmt: skip
+        best = ranked(trusted, self.profile.aim)
         return best[0] if best and meets(best[0]) else None
 
     def _leave_out(self, left: Sequence[PlannedTrial]) -> None:
@@ -293,7 +309,16 @@ def _verdict(
         chosen = recommendation.recommended.trial_id
         message = f"{chosen} is recommended; {_claimed(recommendation.recommended.claim)}"
         return Verdict(exit_code=ExitCode.PASS, message=message, recommended=chosen)
-    measured = [one for one in trials if one.phase == "search" and one.is_measured]
+    search = [one for one in trials if one.phase == "search"]
+    measured = [one for one in search if one.is_measured]
+    trusted = [one for one in measured if one.is_trusted]
+    doubted = [one for one in trials if one.is_measured and not one.is_trusted]
+    if doubted and not trusted:
+        message = f"no trial can be trusted; the last: {_doubts(doubted[-1])}"
+        return Verdict(exit_code=ExitCode.INCONCLUSIVE, message=message)
+    if doubted and not finalists and any(one.phase == "confirm" for one in trials):
+        message = f"no round of the confirmation can be trusted; the last: {_doubts(doubted[-1])}"
+        return Verdict(exit_code=ExitCode.INCONCLUSIVE, message=message)
     if not measured:
         reasons = "; ".join(dict.fromkeys(one.reason for one in trials)) or "no trial was run"
         died = any(one.error == TargetError.__name__ for one in trials)
@@ -304,9 +329,9 @@ def _verdict(
         named, slo = nearest.trial.trial_id, nearest.measured.slo
         said = "what met the SLO in the search missed it when it was measured again"
     else:
-        closest = min(measured, key=worst_ratio)
+        closest = min(trusted, key=worst_ratio)
         named, slo = closest.trial_id, closest.slo
-        said = f"none of {len(measured)} configurations meets the SLO"
+        said = f"none of {len(trusted)} configurations meets the SLO"
     missed = [f"{one.key} {one.measured:.4g} for {one.limit:g}" if one.measured is not None
               else f"{one.key} without a value" for one in slo if not one.is_met]  # fmt: skip
     message = f"{said}; the nearest is {named} ({', '.join(missed)})"
@@ -316,6 +341,11 @@ def _verdict(
     )
     message += f"; {busy}" if busy else ""
     return Verdict(exit_code=ExitCode.FAIL, message=message, nearest=named)
+
+
+def _doubts(trial: TrialRecord) -> str:
+    """Why a trial cannot be trusted."""
+    return "; ".join(f"{one.code}: {one.message}" for one in trial.remarks if one.code in VOIDING)
 
 
 def _claimed(claim: Claim) -> str:

@@ -13,6 +13,7 @@ import sys
 from fakes import TEXT, FakeClock, FakeTarget
 
 import dstune.load.corpus
+import dstune.measure.host
 import dstune.target.open
 from dstune.cli.main import main
 
@@ -33,5 +34,6 @@ def open_target(*_: object) -> FakeTarget:
 
 
 dstune.target.open.open_target = open_target
+dstune.measure.host.read_cpu = FakeClock().read_cpu  # a host on which nobody else runs
 dstune.load.corpus.corpus_text = lambda: TEXT
 main()

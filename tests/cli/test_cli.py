@@ -137,7 +137,7 @@ BAD = {
         "--set slo.ttft=3: slo.ttft: ",
     ),
     "bad budget": (["sweep", "chat.yaml", "--budget", "soon"], "budget.wall: must be a time"),
-    "bad driver": (["sweep", "chat.yaml", "--driver", "http"], "driver: must be offline"),
+    "bad driver": (["sweep", "chat.yaml", "--driver", "pipe"], "driver: must be http or offline"),
     "bad trials": (["sweep", "chat.yaml", "--trials", "0"], "budget.trials: must be at least 1"),
     "no run": (["report", "nothing"], "no run called nothing"),
     "resume nothing": (["sweep", "--resume", "nothing"], "no run called nothing"),

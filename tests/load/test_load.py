@@ -9,9 +9,14 @@ from hypothesis import strategies as st
 
 from dstune.errors import DstuneError
 from dstune.load.arrivals import draw_offsets_ns
-from dstune.load.build import WARMUP_OUTPUT_TOKENS, build_plan, build_warmup
+from dstune.load.build import (
+    WARMUP_OUTPUT_TOKENS,
+    build_plan,
+    build_warmup,
+    closed_loop_requests,
+)
 from dstune.load.plan import LoadPlan
-from dstune.load.workload import draw_lengths
+from dstune.load.workload import Corpus, cut, draw_lengths
 from dstune.profile.load import parse_profile
 from dstune.profile.model import ArrivalKind, Arrivals, Length, Profile
 
@@ -114,6 +119,38 @@ def test_prompts_longer_than_the_corpus_go_around_it() -> None:
     plan = build_plan(profile(), 0, [1, 2, 3])
     prompt = plan.requests[0].prompt_token_ids
     assert len(prompt) == 40 and prompt[:3] == prompt[3:6]
+
+
+@given(start=st.integers(0, 30), length=st.integers(0, 40))
+def test_the_corpus_is_a_ring(start: int, length: int) -> None:
+    tokens = [3, 1, 4, 1, 5, 9, 2]
+    assert cut(tokens, start, length) == tuple(tokens[(start + at) % 7] for at in range(length))
+
+
+def test_prompts_begin_like_no_other_when_the_corpus_is_used_up() -> None:
+    corpus = Corpus(TOKENS[:200], seed=0)
+    beginnings = {corpus.prompt(place, 16) for place in range(5 * 200)}
+    assert len(beginnings) == 5 * 200
+    assert corpus.prompt(3, 16)[1:] == corpus.prompt(203, 16)[1:], "text but for the first token"
+
+
+def test_a_closed_loop_has_enough_to_do() -> None:
+    # 4 at a time, each at least 0.3 s: in 1 s every place begins 4 at most (0, 0.3, 0.6, 0.9)
+    assert closed_loop_requests(4, 1.0, 0.3) == 4 * 5
+    assert closed_loop_requests(4, 1.0, 0.5) == 4 * 3
+
+
+def test_a_closed_loop_ends_with_its_duration_and_an_open_one_by_itself() -> None:
+    closed = profile("arrivals: {kind: concurrency, concurrency: 4, duration: 20s}")
+    assert build_plan(closed, 0, TOKENS).duration_s == 20
+    one = parse_profile(
+        "p.yaml",
+        "name: x\nworkload: {prompt_tokens: 4, output_tokens: 2}\n"
+        "arrivals: {kind: poisson, rate_per_s: 5, duration: 20s}\n",
+    )
+    plan = build_plan(one, 0, TOKENS)
+    assert plan.duration_s is None and len(plan.requests) == 100
+    assert max(each.offset_ns or 0 for each in plan.requests) == pytest.approx(19.8e9)
 
 
 def test_the_closed_loop_carries_its_concurrency() -> None:

@@ -60,7 +60,7 @@ def test_everything_but_name_and_workload_has_a_default() -> None:
     assert (profile.model, profile.target, profile.driver) == (
         "tiny-deepseek",
         "embedded",
-        "offline",
+        "http",
     )
     assert refused("name: x") == ["p.yaml:1: workload: is missing"]
 
@@ -118,7 +118,47 @@ WRONG = {
         MINIMAL + "arrivals:\n  kind: poisson\n  rate_per_s: 1\n  concurrency: 3\n",
         "p.yaml:6: arrivals.concurrency: has no meaning for kind poisson",
     ),
-    "arrivals later": (MINIMAL + "arrivals: {kind: ramp}\n", "'ramp' is known but not built yet"),
+    "ramp incomplete": (
+        MINIMAL + "arrivals: {kind: ramp, rate_per_s: 2}\n", "needs 'end_rate_per_s'"
+    ),
+    "step empty": (MINIMAL + "arrivals: {kind: step, rates_per_s: []}\n", "arrivals.rates_per_s: "),
+    "step negative": (
+        MINIMAL + "arrivals:\n  kind: step\n  rates_per_s:\n  - 1\n  - -2\n",
+        "p.yaml:7: arrivals.rates_per_s.1: must be above 0, not -2",
+    ),
+    "step not a list": (MINIMAL + "arrivals: {kind: step, rates_per_s: 3}\n", "must be a list"),
+    "end of a constant rate": (
+        MINIMAL + "arrivals:\n  kind: constant\n  rate_per_s: 1\n  end_rate_per_s: 3\n",
+        "p.yaml:6: arrivals.end_rate_per_s: has no meaning for kind constant",
+    ),
+    "speed of no trace": (MINIMAL + "arrivals: {kind: poisson, rate_per_s: 1, speed: 2}\n",
+                          "p.yaml:3: arrivals.speed: has no meaning for kind poisson"),
+    "duration": (MINIMAL + "arrivals: {kind: poisson, rate_per_s: 1, duration: soon}\n",
+                 "p.yaml:3: arrivals.duration: must be a time such as"),
+    "duration of all at once": (MINIMAL + "arrivals: {duration: 5m}\n",
+                                "p.yaml:3: arrivals.duration: has no meaning when all arrive"),
+    "duration and number": (
+        "name: x\nworkload:\n  {prompt_tokens: 8, output_tokens: 4,\n  num_requests: 7}\n"
+        "arrivals: {kind: poisson, rate_per_s: 2, duration: 5s}\n",
+        "p.yaml:4: workload.num_requests: is 7, but the rate makes 10 in arrivals.duration",
+    ),
+    "too many": (MINIMAL + "arrivals: {kind: poisson, rate_per_s: 1000, duration: 9h}\n",
+                 "p.yaml:3: arrivals.duration: makes 32,400,000 requests, 16,777,216 at most"),
+    "lengths of a trace": (
+        "name: x\nworkload: {prompt_tokens: {distribution: trace}, output_tokens: 4}\n",
+        "p.yaml:2: workload.prompt_tokens: needs arrivals of kind trace",
+    ),
+    "turns of a trace": (MINIMAL.replace("4}", "4, turns: {distribution: trace}}"),
+                         "p.yaml:2: workload.turns: the rows of a trace have no turns"),
+    "no turn": (MINIMAL.replace("4}", "4, turns: 0}"), "2: workload.turns: must be at least 1"),
+    "thinking alone": (MINIMAL.replace("4}", "4, think_time_s: 1}"),
+                       "p.yaml:2: workload.think_time_s: has a meaning only beside turns above 1"),
+    "sessions too long": (
+        MINIMAL.replace("4}", "4, turns: 3, shared_prefix_tokens: 5}")
+        + "knobs: {max_model_len: 40}\n",
+        "p.yaml:3: knobs.max_model_len: is 40, but the longest request takes 41 tokens "
+        "(5 shared + 3 turns of 8 prompt + 4 output)",
+    ),
     "scenario typo": (MINIMAL + "scenario: low-latency\n", "did you mean 'low_latency'?"),
     "slo typo": (MINIMAL + "slo: {ttft_99_ms: 3}\n", "p.yaml:3: slo.ttft_99_ms: unknown key; did "),
     "slo text": (MINIMAL + "slo: {ttft_p99_ms: fast}\n", "must be a number of milliseconds"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,6 +114,41 @@ def test_closed_loop_keeps_so_many_in_flight() -> None:
     sent = [(row["sent_ns"] - result.started_ns) // MS for row in result.rows]
     assert sent == [0, 0, 30, 30, 60]
     assert all(row["intended_ns"] == row["sent_ns"] for row in result.rows)
+
+
+def session(name: str, offset_ms: int | None, turns: int, think_ms: int) -> list[OfflineRequest]:
+    return [
+        OfflineRequest(f"{name}{turn}", None if turn or offset_ms is None else offset_ms * MS,
+                       list(range(4 + turn)), 3, 0, name, turn, "normal", turn and think_ms * MS)
+        for turn in range(turns)
+    ]  # fmt: skip
+
+
+def test_a_later_turn_comes_its_think_time_after_the_answer() -> None:
+    clock = Clock()
+    result = run(clock, scripted(clock), [*session("a", 0, 3, 50), *session("b", 200, 2, 0)])
+    times = [((row["intended_ns"] - result.started_ns) // MS, row["turn"]) for row in result.rows]
+    # an answer takes 30 ms; a0 0-30, a1 80-110, a2 160-190, b0 200-230, b1 at once
+    assert times == [(0, 0), (80, 1), (160, 2), (200, 0), (230, 1)]
+    assert all(row["status"] == "ok" for row in result.rows)
+    assert all(row["sent_ns"] == row["intended_ns"] for row in result.rows)
+
+
+def test_a_closed_loop_counts_sessions_and_their_think_time() -> None:
+    clock = Clock()
+    planned_turns = [*session("a", None, 2, 100), *session("b", None, 1, 0)]
+    result = run(clock, scripted(clock), planned_turns, concurrency=1)
+    sent = [(row["sent_ns"] - result.started_ns) // MS for row in result.rows]
+    assert sent == [0, 130, 160], "b begins when all of a has ended"
+
+
+def test_a_turn_follows_one_that_was_refused() -> None:
+    clock = Clock()
+    turns = session("a", 0, 2, 20)
+    turns[0] = dataclasses.replace(turns[0], prompt_token_ids=list(range(100)))
+    result = run(clock, scripted(clock), turns)
+    assert [row["status"] for row in result.rows] == ["rejected", "ok"]
+    assert result.rows[1]["intended_ns"] - result.started_ns == 20 * MS
 
 
 def test_held_arrivals_wait_for_the_timeout_from_their_intended_time() -> None:

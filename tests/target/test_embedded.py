@@ -18,6 +18,7 @@ from dstune.errors import KnobError, ModelError, TargetError, UsageError
 from dstune.knobs import Restart
 from dstune.load.plan import LoadPlan, PlannedRequest
 from dstune.measure.sample import Status
+from dstune.profile.load import parse_profile
 from dstune.target.embedded import EmbeddedTarget
 from dstune.target.open import open_target
 
@@ -119,6 +120,7 @@ def test_the_child_ends_with_its_parent(tmp_path: Path) -> None:
     program = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
+from dstune.profile.load import parse_profile
 from dstune.target.embedded import EmbeddedTarget
 from test_embedded import configuration, plan
 target = EmbeddedTarget("tiny-deepseek", weights="random")
@@ -137,5 +139,6 @@ target.run(plan(100, output_tokens=200))
 
 
 def test_unknown_target_names_what_works(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="use target: embedded"):
-        open_target("vllm", "tiny-deepseek", "auto", tmp_path / "log")
+    text = "name: x\ntarget: vllm\nworkload: {prompt_tokens: 4, output_tokens: 4}"
+    with pytest.raises(UsageError, match="start it and give its URL"):
+        open_target(parse_profile("x", text), tmp_path / "log")

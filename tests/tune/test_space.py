@@ -106,9 +106,3 @@ def test_a_grid_beyond_reason_is_refused_before_it_is_made() -> None:
     text = f"search: {{max_num_seqs: {many}, batch_timeout_ms: {many}}}"
     with pytest.raises(ProfileError, match="159,201 combinations"):
         plan_space(profile(text))
-
-
-def test_anomalies_are_mentioned_once() -> None:
-    text = "name: x\nworkload: {prompt_tokens: 4, output_tokens: 8, anomalies: 0.05}\n"
-    notes = plan_space(parse_profile("p.yaml", text)).notes
-    assert notes == ("workload.anomalies: a sweep sends none",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from fakes import TEXT, FakeClock, FakeTarget, Recorder
 
 from dstune.errors import KnobError, ModelError, NotComparable, ProfileError, TargetError
 from dstune.knobs import KnobValue
+from dstune.measure.host import CpuReading
 from dstune.measure.record import Claim
 from dstune.measure.run_folder import RunFolder
 from dstune.profile.load import parse_profile
@@ -406,12 +407,12 @@ def test_a_busy_host_is_remarked_with_its_evidence(stand: Stand) -> None:
     folder = begin(profile(), stand.root, ["sweep", "p.yaml"], ENVIRONMENT)
     setting = dataclasses.replace(
         stand.setting(FakeTarget(stand.clock)),
-        read_cpu=lambda: dataclasses.replace(stand.clock.read_cpu(), own_s=0.0),
+        read_cpu=quiet_after(stand.clock, 1000, 0.15),
     )
     chosen = sweep(folder, setting).recommendation
     assert chosen is not None
     busy = [one for one in chosen.remarks if one.code == "busy_host"]
-    assert len(busy) == 1 and "others took up to 50% of the CPU" in busy[0].message
+    assert len(busy) == 1 and "others took up to 15% of the CPU" in busy[0].message
 
 
 def test_random_weights_get_random_prompts_and_it_is_said(stand: Stand) -> None:
@@ -424,3 +425,74 @@ def test_random_weights_get_random_prompts_and_it_is_said(stand: Stand) -> None:
     assert any("random token ids" in note for note in stand.watched.noted)
     with pytest.raises(ModelError, match="no tokenizer"):
         stand.sweep(profile(), NoTokenizer(stand.clock))
+
+
+def quiet_after(
+    clock: FakeClock, num_contended: int, foreign_share: float
+) -> Callable[[], CpuReading]:
+    """A host of which others take a share until the runs (two readings each) are used up."""
+    readings = iter(range(1 << 30))
+    taken_s = 0.0
+    before_s = clock.ns / 1e9
+
+    def read() -> CpuReading:
+        nonlocal taken_s, before_s
+        reading = clock.read_cpu()
+        if next(readings) < 2 * num_contended:
+            taken_s += foreign_share * reading.num_cores * (clock.ns / 1e9 - before_s)
+        before_s = clock.ns / 1e9
+        return dataclasses.replace(reading, busy_s=reading.busy_s + taken_s)
+
+    return read
+
+
+def sweep_beside_others(stand: Stand, num_contended: int, share: float) -> Outcome:
+    folder = begin(profile(), stand.root, ["sweep", "p.yaml"], ENVIRONMENT)
+    setting = dataclasses.replace(
+        stand.setting(FakeTarget(stand.clock)),
+        read_cpu=quiet_after(stand.clock, num_contended, share),
+    )
+    return sweep(folder, setting)
+
+
+def test_a_trial_that_cannot_be_trusted_is_repeated_once(stand: Stand) -> None:
+    outcome = sweep_beside_others(stand, num_contended=2, share=0.4)
+    assert outcome.exit_code == 0
+    assert all(one.is_trusted for one in outcome.trials)
+    again = [one for one in stand.watched.noted if "is measured again: host_contended" in one]
+    assert [one.split()[0] for one in again] == ["t000"]
+    assert stand.watched.finished[0].elapsed_s > stand.watched.finished[1].elapsed_s
+
+
+def test_a_trial_that_cannot_be_trusted_twice_is_not_ranked(stand: Stand) -> None:
+    outcome = sweep_beside_others(stand, num_contended=8, share=0.4)  # two trials, twice each
+    chosen = outcome.recommendation
+    assert outcome.exit_code == 0 and chosen is not None
+    assert [one.trial_id for one in outcome.trials if not one.is_trusted] == ["t000", "t001"]
+    assert chosen.recommended.trial_id not in ("t000", "t001")
+    assert chosen.default is None and "t000" not in outcome.run.finalists
+    aside = [one.message for one in chosen.remarks if one.code == "set_aside"]
+    assert len(aside) == 1 and "t000 (host_contended); t001 (host_contended)" in aside[0]
+
+
+def test_nothing_that_can_be_trusted_is_inconclusive(stand: Stand) -> None:
+    outcome = sweep_beside_others(stand, num_contended=1000, share=0.4)
+    assert outcome.exit_code == 3 and outcome.recommendation is None
+    assert outcome.run.verdict is not None
+    assert "no trial can be trusted; the last: host_contended" in outcome.run.verdict.message
+
+
+def test_a_confirmation_that_cannot_be_trusted_is_inconclusive(stand: Stand) -> None:
+    quiet = stand.sweep(profile())
+    num_search_runs = sum(len(one.repetitions) for one in quiet.trials if one.phase == "search")
+    clock = FakeClock()
+    stand = Stand(stand.root / "again", clock)
+    inner = quiet_after(clock, 1000, 0.4)
+    count = iter(range(1 << 30))
+    setting = dataclasses.replace(
+        stand.setting(FakeTarget(clock)),
+        read_cpu=lambda: inner() if next(count) >= 2 * num_search_runs else clock.read_cpu(),
+    )
+    outcome = sweep(begin(profile(), stand.root, ["sweep", "p.yaml"], ENVIRONMENT), setting)
+    assert outcome.exit_code == 3 and outcome.run.verdict is not None
+    assert "no round of the confirmation can be trusted" in outcome.run.verdict.message

@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
 
 LONGEST_ECHO = 80  # characters of a client's own text that an error repeats
-MOST_REFUSED = "invalid_request_error"
+CLIENT_FAULT = "invalid_request_error"
 
 
-@dataclass(frozen=True)
 class Refusal(Exception):
     """A request that gets an error object instead of tokens.
 
@@ -23,12 +22,23 @@ class Refusal(Exception):
     one, `kind` the error's `type`.
     """
 
-    status: int
-    message: str
-    param: str | None = None
-    code: str | None = None
-    kind: str = MOST_REFUSED
-    headers: Mapping[str, str] = field(default_factory=dict)
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        *,
+        kind: str = CLIENT_FAULT,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.kind = kind
+        self.headers = headers
 
     def body(self) -> bytes:
         """The JSON document, the same for a response and for an event of a stream."""
@@ -39,9 +49,6 @@ class Refusal(Exception):
             "code": self.code,
         }
         return json.dumps({"error": error}).encode()
-
-    def __str__(self) -> str:
-        return f"{self.status}: {self.message}"
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> Refusal:
@@ -88,39 +95,39 @@ def rate_limited(retry_after_s: float) -> Refusal:
     """429: more requests per second than the server was told to take."""
     message = f"rate limit reached; try again in {retry_after_s:.3g} s"
     headers = _retry_after(retry_after_s)
-    return Refusal(429, message, None, "rate_limit_exceeded", "rate_limit_error", headers)
+    return Refusal(
+        429, message, None, "rate_limit_exceeded", kind="rate_limit_error", headers=headers
+    )
 
 
 def internal() -> Refusal:
     """500: the server's own fault; what happened is in its log, not in the answer."""
-    return Refusal(500, "internal error", None, "internal_error", "server_error")
+    return Refusal(500, "internal error", None, "internal_error", kind="server_error")
 
 
 def queue_full(max_waiting: int, retry_after_s: float) -> Refusal:
     """503: the bounded queue has no room."""
     message = f"{max_waiting} requests are waiting already; try again later"
-    return Refusal(
-        503, message, None, "queue_full", "overloaded_error", _retry_after(retry_after_s)
-    )
+    headers = _retry_after(retry_after_s)
+    return Refusal(503, message, None, "queue_full", kind="overloaded_error", headers=headers)
 
 
 def shutting_down(retry_after_s: float) -> Refusal:
     """503: the server takes no new requests, or ends one that did not finish in time."""
-    return Refusal(
-        503, "the server is shutting down", None, "shutting_down", "server_error",
-        {**_retry_after(retry_after_s), "Connection": "close"},
-    )  # fmt: skip
+    headers = {**_retry_after(retry_after_s), "Connection": "close"}
+    message = "the server is shutting down"
+    return Refusal(503, message, None, "shutting_down", kind="server_error", headers=headers)
 
 
 def engine_gone() -> Refusal:
     """503: the process that computes has died."""
-    return Refusal(503, "the engine has stopped", None, "engine_stopped", "server_error")
+    return Refusal(503, "the engine has stopped", None, "engine_stopped", kind="server_error")
 
 
 def deadline_passed(timeout_s: float) -> Refusal:
     """504: no complete answer within the time that the request or the server allows."""
     message = f"the request did not finish within {timeout_s:g} s"
-    return Refusal(504, message, None, "deadline_exceeded", "timeout_error")
+    return Refusal(504, message, None, "deadline_exceeded", kind="timeout_error")
 
 
 def shown(text: str) -> str:

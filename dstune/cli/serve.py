@@ -1,0 +1,124 @@
+"""Cli: dstune serve."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dstune.errors import KnobError
+from dstune.server.http.options import ServerOptions
+
+if TYPE_CHECKING:
+    from dstune.knobs import Knob, KnobValue
+
+EXAMPLES = """Examples:
+
+dstune serve
+
+dstune serve --model SmolLM2.gguf --port 9000 --set max_num_seqs=16 --set precision=int8
+
+dstune serve --host 0.0.0.0 --api-key-file key.txt --rate-limit 50 --max-waiting 64"""
+
+DEFAULTS = ServerOptions()
+
+
+def run(
+    model: Annotated[
+        str, typer.Option(help="A bundled name, a folder, a .gguf file or a hub id.")
+    ] = "tiny-deepseek",
+    weights: Annotated[str, typer.Option(help="auto, or random for a shape alone.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    host: Annotated[
+        str, typer.Option(help="Where to listen; beyond this machine only with a key.")
+    ] = DEFAULTS.host,
+    port: Annotated[int, typer.Option(help="0 takes any free one.")] = DEFAULTS.port,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="A file with the key that clients must send.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KNOB=VALUE", help="See dstune knobs.")
+    ] = None,
+    max_waiting: Annotated[
+        int, typer.Option(help="Requests that may wait; more get a 503.")
+    ] = DEFAULTS.max_waiting,
+    rate_limit: Annotated[
+        float | None, typer.Option(help="Requests per second; more get a 429. Default: no limit.")
+    ] = DEFAULTS.rate_limit_per_s,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds for a whole answer; then a 504.")
+    ] = DEFAULTS.timeout_s,
+    drain: Annotated[
+        float, typer.Option(help="Seconds that a SIGTERM leaves to what is under way.")
+    ] = DEFAULTS.drain_s,
+) -> int:
+    """Serves a model over HTTP, as OpenAI does: completions and chats, streamed or whole.
+
+    Logs are JSON lines on standard error. SIGTERM and Ctrl-C end it in order: no new requests,
+    those under way finish within --drain, and the rest is told so.
+    """
+    from dstune.knobs import complete
+    from dstune.server.http.front import bind, serve
+    from dstune.server.http.logs import log_to
+    from dstune.target.open import read_key
+
+    options = ServerOptions(
+        host=host,
+        port=port,
+        api_key=None if api_key_file is None else read_key(api_key_file),
+        max_waiting=max_waiting,
+        rate_limit_per_s=rate_limit,
+        timeout_s=timeout,
+        drain_s=drain,
+    )
+    chosen = parse_settings(settings or [])
+    complete(chosen)  # what is wrong together is told before a model is loaded
+    bind(host, port).close()  # so is a port that is taken
+    log_to(sys.stderr)
+    return serve(
+        options, model, weights, device, chosen,
+        on_ready=lambda url: _say_ready(url, model, api_key_file),
+    )  # fmt: skip
+
+
+def parse_settings(settings: list[str]) -> dict[str, KnobValue]:
+    """KNOB=VALUE pairs with each value as its knob's type; raises `KnobError`."""
+    from dstune.knobs import check_value, find
+
+    parsed: dict[str, KnobValue] = {}
+    for one in settings:
+        name, sign, text = one.partition("=")
+        if not sign:
+            raise KnobError(f"--set {one}: write KNOB=VALUE, such as max_num_seqs=16")
+        knob = find(name.strip())
+        parsed[knob.name] = check_value(knob.name, _typed(knob, text.strip()))
+    return parsed
+
+
+def _typed(knob: Knob, text: str) -> KnobValue:
+    """The value that a text spells; as text where it spells none, which the knob's check tells."""
+    if text in ("null", "none", ""):
+        return None
+    if knob.kind == "choice":
+        return next((one for one in knob.choices if str(one) == text), text)
+    if knob.kind == "bool":
+        return {"true": True, "false": False}.get(text.lower(), text)
+    try:
+        return int(text) if knob.kind == "int" else float(text)
+    except ValueError:
+        return text
+
+
+def _say_ready(url: str, model: str, api_key_file: Path | None) -> None:
+    """The URL, and a request to try it with."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    key = "" if api_key_file is None else f' -H "Authorization: Bearer $(cat {api_key_file})"'
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 64}}'
+    console = Console(highlight=False)
+    console.print(f"serving [bold]{escape(model)}[/bold] on [bold]{url}[/bold]")
+    line = f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+    console.print(escape(line), soft_wrap=True)

@@ -1,0 +1,118 @@
+"""Load client: waking at a monotonic time, to well under a millisecond.
+
+libev's own timers count in the whole milliseconds of epoll, and after a blocked second fire early
+by its stale clock. One timerfd with absolute deadlines does neither.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from gevent.hub import Hub, get_hub
+
+from dstune.load.client.timerfd import NS_PER_S, TimerFd
+
+_IS_LINUX = sys.platform == "linux"
+
+
+class Alarm:
+    """A moment to come; `cancel` before it, and nothing happens."""
+
+    __slots__ = ("callback", "due_ns")
+
+    def __init__(self, due_ns: int, callback: Callable[[], object]) -> None:
+        self.due_ns = due_ns
+        self.callback: Callable[[], object] | None = callback
+
+    def cancel(self) -> None:
+        """Forgets what was to happen."""
+        self.callback = None
+
+
+class Alarms:
+    """All moments to come of one process, in order. Callbacks run in the hub and may not block."""
+
+    def __init__(self, hub: Hub | None = None) -> None:
+        self._hub: Any = hub or get_hub()
+        self._heap: list[tuple[int, int, Alarm]] = []
+        self._count = count()
+        self._armed_ns: int | None = None
+        self._timer: TimerFd | _LoopTimer
+        self._timer = (TimerFd if _IS_LINUX else _LoopTimer)(self._hub.loop, self._fire)
+
+    @property
+    def next_ns(self) -> int | None:
+        """The next moment, None when there is none."""
+        heap = self._heap
+        while heap and heap[0][2].callback is None:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def at(self, due_ns: int, callback: Callable[[], object]) -> Alarm:
+        """Calls `callback` in the hub at `due_ns`; at once, but not yet here, when that is past."""
+        alarm = Alarm(due_ns, callback)
+        heapq.heappush(self._heap, (due_ns, next(self._count), alarm))
+        if self._armed_ns is None or due_ns < self._armed_ns:
+            self._arm()
+        return alarm
+
+    def is_past(self, due_ns: int) -> bool:
+        """Whether a moment has come."""
+        return time.monotonic_ns() >= due_ns
+
+    def close(self) -> None:
+        """Stops the timer."""
+        self._timer.close()
+
+    def _fire(self) -> None:
+        self._armed_ns = None
+        heap = self._heap
+        now = time.monotonic_ns()
+        try:
+            while heap and heap[0][0] <= now:
+                callback = heapq.heappop(heap)[2].callback
+                if callback is not None:
+                    callback()
+        finally:
+            self._arm()
+
+    def _arm(self) -> None:
+        due_ns = self.next_ns
+        if due_ns is not None and due_ns != self._armed_ns:
+            self._armed_ns = due_ns
+            self._timer.set(max(due_ns, 1))
+
+
+class _LoopTimer:
+    """libev's timer, where there is no timerfd: late by up to a millisecond."""
+
+    def __init__(self, loop: Any, callback: Callable[[], None]) -> None:
+        self._loop = loop
+        self._callback = callback
+        self._timer: Any = None
+
+    def set(self, due_ns: int) -> None:
+        """Expires at `due_ns`, in place of what was set."""
+        self.close()
+        self._loop.update_now()  # else its stale clock makes it early
+        left_s = max(due_ns - time.monotonic_ns(), 0) / NS_PER_S
+        self._timer = self._loop.timer(left_s)
+        self._timer.start(self._expired, due_ns)
+
+    def close(self) -> None:
+        """Stops what was set."""
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer.close()
+            self._timer = None
+
+    def _expired(self, due_ns: int) -> None:
+        if time.monotonic_ns() < due_ns:
+            self.set(due_ns)
+        else:
+            self._callback()

@@ -1,0 +1,104 @@
+"""Load client: which connections have something to read.
+
+All of them hang on one epoll of their own. While little comes it is looked at whenever something
+does. Once things come faster than every `HOLD_NS`, it is looked at once per `HOLD_NS`: a wake of
+the loop costs as much as several receives, and the kernel has stamped what waits, so only what one
+server sends twice on one connection within that time has one stamp for both.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gevent import monkey
+
+from dstune.load.client.timerfd import TimerFd
+
+HAS_KERNEL_STAMPS = sys.platform == "linux"
+HOLD_NS = 250_000
+QUIET_TICKS = 4  # so many looks without anything end the looking by time
+_AT_ONCE = 1024
+_READ = 1  # libev's EV_READ; epoll's EPOLLIN too
+Callback = Callable[[], object]
+
+
+class EpollReceiver:
+    """As the module says."""
+
+    def __init__(self, loop: Any) -> None:
+        self._epoll: Any = monkey.get_original("select", "epoll")()
+        self._poll = self._epoll.poll
+        self._callbacks: dict[int, Callback] = {}
+        self._last_ns = 0
+        self._num_quiet = 0
+        self._timer = TimerFd(loop, self._tick)
+        self._watcher = loop.io(self._epoll.fileno(), _READ)
+        self._watcher.start(self._came)
+
+    def watch(self, fd: int, callback: Callback) -> None:
+        """Calls `callback` in the hub as long as there is something to read."""
+        self._callbacks[fd] = callback
+        self._epoll.register(fd, _READ)
+
+    def unwatch(self, fd: int) -> None:
+        """No longer; before the descriptor is closed."""
+        if self._callbacks.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def _came(self) -> None:
+        now = time.monotonic_ns()
+        self._look()
+        if now - self._last_ns < HOLD_NS:
+            self._watcher.stop()
+            self._num_quiet = 0
+            self._timer.set(now + HOLD_NS, HOLD_NS)
+        self._last_ns = now
+
+    def _tick(self) -> None:
+        if self._look():
+            self._num_quiet = 0
+            return
+        self._num_quiet += 1
+        if self._num_quiet >= QUIET_TICKS:
+            self._timer.clear()
+            self._watcher.start(self._came)
+
+    def _look(self) -> int:
+        callbacks = self._callbacks
+        events = self._poll(0, _AT_ONCE)
+        for fd, _ in events:
+            callback = callbacks.get(fd)  # an earlier one may have ended this one
+            if callback is not None:
+                callback()
+        return len(events)
+
+
+class LoopReceiver:
+    """The same by libev's own watchers, where there is no epoll and the kernel stamps nothing."""
+
+    def __init__(self, loop: Any) -> None:
+        self._loop = loop
+        self._watchers: dict[int, Any] = {}
+
+    def watch(self, fd: int, callback: Callback) -> None:
+        """As `EpollReceiver.watch`."""
+        watcher = self._watchers[fd] = self._loop.io(fd, _READ)
+        watcher.start(callback)
+
+    def unwatch(self, fd: int) -> None:
+        """As `EpollReceiver.unwatch`."""
+        watcher = self._watchers.pop(fd, None)
+        if watcher is not None:
+            watcher.stop()
+            watcher.close()
+
+
+Receiver = EpollReceiver | LoopReceiver
+
+
+def make_receiver(loop: Any) -> Receiver:
+    """The one for this system."""
+    return EpollReceiver(loop) if HAS_KERNEL_STAMPS else LoopReceiver(loop)

@@ -1,0 +1,226 @@
+"""Load: Locust as child processes, long-lived, each carrying out its share of a plan.
+
+One socket per child carries JSON lines both ways (the protocol is told in `load/client`). A child
+ends by itself when the socket closes, so no kill of the parent leaves one behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from dstune.errors import TargetError
+from dstune.load.client.command import command
+from dstune.load.wire import WirePlan, WireResult, read_result, write_plan
+from dstune.measure.progress import LoadProgress
+
+START_TIMEOUT_S = 60.0
+QUIT_TIMEOUT_S = 5.0
+ABORT_TIMEOUT_S = 20.0
+LEAD_NS = 200_000_000  # from the command to the first request: plans are read, all begin together
+LEAD_PER_REQUEST_NS = 20_000
+
+Watch = Callable[[LoadProgress], None]
+
+
+class LoadInterrupted(KeyboardInterrupt):
+    """The load was interrupted; `results` hold what was measured until then."""
+
+    def __init__(self, results: list[WireResult]) -> None:
+        super().__init__("the load was interrupted")
+        self.results = results
+
+
+@dataclass
+class _Child:
+    process: subprocess.Popen[bytes]
+    channel: socket.socket
+    received: bytearray = field(default_factory=bytearray)
+    progress: dict[str, Any] = field(default_factory=dict)
+
+
+class LocustProcesses:
+    """`num_processes` Locust children that are ready to carry out plans."""
+
+    def __init__(self, locustfile: Path, num_processes: int, log_path: Path) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="dstune-load-")
+        self._log_path = log_path
+        self._children: list[_Child] = []
+        try:
+            with log_path.open("ab") as log:
+                for index in range(num_processes):
+                    self._children.append(_start(locustfile, index, log))
+            for child in self._children:
+                self._await(child, "ready", time.monotonic() + START_TIMEOUT_S)
+        except BaseException:
+            self.stop()
+            raise
+
+    def run(self, plans: Sequence[WirePlan], watch: Watch | None = None) -> list[WireResult]:
+        """Carries out one share per process; they begin at the same moment.
+
+        Raises `TargetError` when a process died, `LoadInterrupted` with what was measured when a
+        `KeyboardInterrupt` came.
+        """
+        folder = Path(self._folder.name)
+        results = [folder / f"result-{index}.msgpack" for index in range(len(plans))]
+        planned = sum(len(plan.requests) for plan in plans)
+        lead_ns = LEAD_NS + planned * LEAD_PER_REQUEST_NS
+        running = self._children[: len(plans)]
+        paths = [folder / f"plan-{index}.msgpack" for index in range(len(plans))]
+        for path, plan, result in zip(paths, plans, results, strict=True):
+            write_plan(path, plan)
+            result.unlink(missing_ok=True)
+        start_ns = time.monotonic_ns() + lead_ns
+        for child, path, result in zip(running, paths, results, strict=True):
+            child.progress = {}
+            order = {"op": "run", "plan": str(path), "result": str(result), "start_ns": start_ns}
+            self._send(child, order)
+        try:
+            self._follow(running, planned, start_ns, watch)
+        except KeyboardInterrupt:
+            for child in running:
+                self._send(child, {"op": "abort"})
+            deadline = time.monotonic() + ABORT_TIMEOUT_S
+            for child, result in zip(running, results, strict=True):
+                if not result.is_file():
+                    self._await(child, "ran", deadline)
+            raise LoadInterrupted([read_result(one) for one in results]) from None
+        return [read_result(one) for one in results]
+
+    def stop(self) -> None:
+        """Ends the children: asked first, killed when they do not; harmless when called twice."""
+        for child in self._children:
+            with contextlib.suppress(OSError):
+                self._send(child, {"op": "quit"})
+            child.channel.close()
+        for child in self._children:
+            try:
+                child.process.wait(QUIT_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+        self._children = []
+        self._folder.cleanup()
+
+    def _send(self, child: _Child, order: dict[str, Any]) -> None:
+        try:
+            child.channel.sendall(json.dumps(order).encode() + b"\n")
+        except BrokenPipeError:
+            raise self._death(child) from None
+
+    def _follow(
+        self, running: Sequence[_Child], planned: int, start_ns: int, watch: Watch | None
+    ) -> None:
+        """Reads every child's events until all have ended their run."""
+        with selectors.DefaultSelector() as selector:
+            for child in running:
+                selector.register(child.channel, selectors.EVENT_READ, child)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    child = cast(_Child, key.data)
+                    for event in self._receive(child):
+                        if event["event"] == "ran":
+                            selector.unregister(child.channel)
+                        elif event["event"] == "progress":
+                            child.progress = event
+                            if watch is not None:
+                                watch(_together(running, planned, start_ns))
+                                _forget_recent(running)
+
+    def _await(self, child: _Child, name: str, deadline: float) -> None:
+        """Waits for one event of a child; raises `TargetError` when it does not come in time."""
+        while True:
+            child.channel.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                if any(event["event"] == name for event in self._receive(child)):
+                    child.channel.settimeout(None)
+                    return
+            except TimeoutError:
+                message = f"a load process did not answer in time; its log is {self._log_path}"
+                raise TargetError(message) from None
+
+    def _receive(self, child: _Child) -> list[dict[str, Any]]:
+        """The events that are there, once there is one; raises what a child says went wrong."""
+        try:
+            data = child.channel.recv(1 << 16)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise self._death(child)
+        child.received += data
+        *lines, rest = child.received.split(b"\n")
+        child.received = bytearray(rest)
+        events: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        for event in events:
+            if event["event"] == "error":
+                raise TargetError(f"a load process failed: {event['message']}")
+        return events
+
+    def _death(self, child: _Child) -> TargetError:
+        try:
+            status = child.process.wait(QUIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return TargetError(f"a load process closed its channel; its log is {self._log_path}")
+        lines = self._log_path.read_text(errors="replace").split("\n")
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return TargetError(f"a load process ended with status {status}: {said}")
+
+
+def _start(locustfile: Path, index: int, log: Any) -> _Child:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            command(locustfile, theirs.fileno(), index),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+        )
+    return _Child(process, ours)
+
+
+def _together(children: Sequence[_Child], planned: int, start_ns: int) -> LoadProgress:
+    """The counts of all processes, added up."""
+    reports = [child.progress for child in children if child.progress]
+
+    def total(name: str) -> int:
+        return sum(report[name] for report in reports)
+
+    def recent(name: str) -> tuple[float, ...]:
+        return tuple(value for report in reports for value in report.get(name, ()))
+
+    errors: dict[str, int] = {}
+    for report in reports:
+        for kind, count in report["errors"].items():
+            errors[kind] = errors.get(kind, 0) + count
+    return LoadProgress(
+        planned=planned,
+        finished=total("finished"),
+        sent=total("sent"),
+        in_flight=total("in_flight"),
+        ok=total("ok"),
+        output_tokens=total("output_tokens"),
+        elapsed_s=max(time.monotonic_ns() - start_ns, 0) / 1e9,
+        errors=errors,
+        ttft_ms=recent("ttft_ms"),
+        tpot_ms=recent("tpot_ms"),
+        e2e_ms=recent("e2e_ms"),
+    )
+
+
+def _forget_recent(children: Sequence[_Child]) -> None:
+    """Latencies were handed on once; the counts stay."""
+    for child in children:
+        for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
+            child.progress.pop(name, None)

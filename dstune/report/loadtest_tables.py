@@ -1,0 +1,180 @@
+"""Report: the tables and lines of a load test, for the console and Markdown alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dstune.measure.anomalies import HANDLED_TARGET
+from dstune.measure.record import (
+    VOIDING,
+    Accounting,
+    AnomalyKind,
+    Claim,
+    Remark,
+    SloCheck,
+    TrialRecord,
+)
+from dstune.report import words
+from dstune.report.tables import Table
+from dstune.stats.anomalies import FEW_BESIDE, handled
+from dstune.stats.claims import claim, num_needed
+
+PERCENTS = ("p50", "p90", "p99")
+LATENCIES = {
+    "ttft": "TTFT",
+    "service_ttft": "TTFT from the send",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "e2e": "E2E",
+}
+RATES = {
+    "output_tokens_per_s": "output tokens/s",
+    "requests_per_s": "requests/s",
+    "goodput_per_s": "goodput, requests/s",
+}
+SERVER_LATENCIES = {
+    "service_ttft": "TTFT from the send",
+    "itl": "ITL",
+    "e2e": "E2E",
+    "queue": "in its queue",
+    "prefill": "prefill",
+    "decode": "decode",
+}
+
+
+def latency_table(trial: TrialRecord) -> Table:
+    """Percentiles with their intervals; ITL has none, for its gaps hang together."""
+    rows = tuple(
+        (label, *(words.with_interval(trial.figures.get(f"{name}_{one}_ms")) for one in PERCENTS))
+        for name, label in LATENCIES.items()
+    )
+    return Table(("latency, ms", *PERCENTS), rows)
+
+
+def rate_table(trial: TrialRecord) -> Table:
+    """Rates, and the share of requests that ended ok."""
+    rows = [(label, words.with_interval(trial.figures.get(name))) for name, label in RATES.items()]
+    rows.append(("success rate", words.share(trial.figures.get("success_rate"))))
+    return Table(("rate", "value"), tuple(rows))
+
+
+def slo_table(checks: Sequence[SloCheck]) -> Table:
+    """Each promise: its limit, what was measured, how many were over, what may be claimed."""
+    head = ("promise", "limit", "measured", "over the limit", "as measured", "claim at 95%")
+    return Table(head, tuple(map(_slo_row, checks)))
+
+
+def _slo_row(check: SloCheck) -> tuple[str, ...]:
+    is_share = check.key == "success_rate"
+    limit = f">= {words.percent(check.limit)}" if is_share else f"<= {check.limit:g} ms"
+    measured = words.percent(check.measured) if is_share else _ms(check.measured)
+    needed = (
+        f" ({check.num_needed:,} needed)"
+        if check.claim is Claim.INCONCLUSIVE and check.num_needed
+        else ""
+    )
+    return (
+        check.key,
+        limit,
+        measured,
+        f"{check.num_over:,} of {check.num_samples:,}",
+        "met" if check.is_met else "missed",
+        f"{check.claim}{needed}",
+    )
+
+
+def _ms(value: float | None) -> str:
+    return words.ABSENT if value is None else f"{value:.4g} ms"
+
+
+def hostile_table(kinds: Sequence[AnomalyKind]) -> Table:
+    """Each kind of hostile request, how it ended, and whether others suffered."""
+    head = ("hostile request", "ended", "as expected", "how", "normal beside", "their SLO",
+            "handled")  # fmt: skip
+    rows = tuple(
+        (
+            one.kind,
+            f"{one.num:,}",
+            f"{one.num_as_expected:,}",
+            words.counts(one.outcomes),
+            f"{one.num_beside:,}{'*' if 0 < one.num_beside < FEW_BESIDE else ''}",
+            "kept" if one.is_slo_met_beside else "broken",
+            f"{one.num_handled:,}",
+        )
+        for one in kinds
+    )
+    return Table(head, rows)
+
+
+def hostile_lines(kinds: Sequence[AnomalyKind]) -> list[str]:
+    """The handled share against its target, and what a small number beside means."""
+    share = handled(kinds)
+    if share.value is None:
+        return ["hostile requests: none ended, so nothing is known of how they are handled"]
+    num = sum(one.num for one in kinds)
+    lost = num - sum(one.num_handled for one in kinds)
+    allowed = 1 - HANDLED_TARGET
+    answer = "met" if share.value >= HANDLED_TARGET else "missed"
+    said = claim(num, lost, allowed)
+    needed = num_needed(lost, allowed)
+    hint = f" ({needed:,} needed)" if said is Claim.INCONCLUSIVE and needed else ""
+    lines = [
+        f"hostile requests handled: {num - lost:,} of {num:,}, {words.share(share)}; "
+        f"{words.percent(HANDLED_TARGET)} wanted: {answer}, claim {said}{hint}"
+    ]
+    if any(0 < one.num_beside < FEW_BESIDE for one in kinds):
+        lines.append(
+            f"* fewer than {FEW_BESIDE} normal requests beside it: their p99 is about the slowest "
+            "one, so a single slow request counts the whole kind as not handled"
+        )
+    return lines
+
+
+def accounting_lines(accounting: Accounting) -> list[str]:
+    """Where every request went, as a sum, and why normal ones did not end ok."""
+    terms = " + ".join(f"{num:,} {status}" for status, num in accounting.by_status.items())
+    hostile = f" ({accounting.num_hostile:,} hostile)" if accounting.num_hostile else ""
+    return [
+        f"requests: {accounting.num_planned:,} planned{hostile} = {terms or '0'}",
+        f"errors among normal requests {words.counts(accounting.by_error)}",
+    ]
+
+
+def server_table(trial: TrialRecord) -> Table | None:
+    """The server's own histograms beside the client's figures; None where it told nothing."""
+    if not trial.server_latencies:
+        return None
+    head = ["latency, ms"]
+    for one in PERCENTS:
+        head += [f"{one} here", f"{one} by the server"]
+    rows = []
+    for name, label in SERVER_LATENCIES.items():
+        told = trial.server_latencies.get(name)
+        if told is None:
+            continue
+        row = [label]
+        for one in PERCENTS:
+            figure = trial.figures.get(f"{name}_{one}_ms")
+            row += [words.number(figure.value if figure else None),
+                    words.bucket(told.buckets_ms.get(one))]  # fmt: skip
+        rows.append((*row, words.number(told.mean_ms), f"{told.num:,}"))
+    return Table((*head, "its mean", "its count"), tuple(rows))
+
+
+def server_line(trial: TrialRecord) -> str:
+    """What its counters rose by; empty where it has none."""
+    rises = {name: round(value) for name, value in trial.server_counts.items()}
+    return f"the server's counters {words.counts(rises)}" if rises else ""
+
+
+def trust_line(trial: TrialRecord) -> str:
+    """Whether the figures are about the target, in one line."""
+    if trial.is_trusted:
+        return "trust: trusted"
+    voiding = ", ".join(one.code for one in trial.remarks if one.code in VOIDING)
+    return f"trust: NOT TRUSTED, by {voiding}"
+
+
+def remark_line(remark: Remark) -> str:
+    """A remark as people read it."""
+    return f"{remark.code}: {remark.message}"

@@ -1,0 +1,211 @@
+"""Tune: the load test. One configuration under one load, hostile requests mixed in, and a verdict.
+
+A trial like those of a sweep, measured once and for longer; its samples, figures and promises are
+the same. What an interrupt leaves is kept and judged as far as it goes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dstune.errors import DstuneError, ExitCode, UsageError
+from dstune.knobs import KnobValue, complete
+from dstune.load.build import build_plan, closed_loop_requests
+from dstune.load.plan import LoadPlan
+from dstune.measure.anomalies import HANDLED_TARGET
+from dstune.measure.record import VOIDING, Claim, PlannedTrial, Run, Started, TrialRecord, Verdict
+from dstune.measure.run_folder import RunFolder
+from dstune.profile.durations import parse_duration
+from dstune.profile.load import dump_profile, restore_profile
+from dstune.profile.model import LOADTEST_DURATION_S, ArrivalKind, Profile
+from dstune.profile.offered import with_concurrency, with_duration, with_rate
+from dstune.stats.metrics import tpot_s, ttft_s
+from dstune.target.target import LoadResult
+from dstune.tune.bench import Bench, Job, Setting
+from dstune.tune.recommendation import describe_load
+
+TRIAL_ID = "loadtest"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a load test ended."""
+
+    run: Run
+    folder: Path
+    trial: TrialRecord | None
+
+    @property
+    def exit_code(self) -> int:
+        """What the program exits with."""
+        return self.run.verdict.exit_code if self.run.verdict else ExitCode.FAILED
+
+
+def under_load(
+    profile: Profile, *, duration: str | None, rate_per_s: float | None, users: int | None
+) -> Profile:
+    """The profile under another load; by default it lasts `LOADTEST_DURATION_S`.
+
+    A trace is as long as it is, and a batch has no length in time. Raises `UsageError` or
+    `ProfileError` for what makes no load.
+    """
+    if profile.driver != "http":
+        raise UsageError("a load test goes over HTTP: leave driver away, or set it to http")
+    if rate_per_s is not None:
+        profile = with_rate(profile, rate_per_s)
+    if users is not None:
+        profile = with_concurrency(profile, users)
+    if duration is not None:
+        try:
+            return with_duration(profile, parse_duration(duration))
+        except ValueError as error:
+            raise UsageError(f"--duration {error}") from None
+    lasts_as_it_is = (ArrivalKind.ALL_AT_ONCE, ArrivalKind.TRACE)
+    if profile.arrivals.duration is not None or profile.arrivals.kind in lasts_as_it_is:
+        return profile
+    return with_duration(profile, LOADTEST_DURATION_S)
+
+
+def configuration(profile: Profile, recommended: str | None, root: Path) -> dict[str, KnobValue]:
+    """The knobs to test: the profile's own, or those that a sweep recommended."""
+    if recommended is None:
+        return complete(profile.knobs)
+    path = Path(recommended)
+    folder = RunFolder(path.parent) if path.is_file() else RunFolder.find(recommended, root)
+    found = folder.recommendation()
+    if found is None:
+        raise UsageError(f"{folder.path} holds no recommended.yaml: its sweep recommended nothing")
+    return complete(found.knobs)
+
+
+def begin(
+    profile: Profile,
+    knobs: dict[str, KnobValue],
+    root: Path,
+    argv: Sequence[str],
+    environment: dict[str, Any],
+) -> RunFolder:
+    """Makes the run folder of a load test of one configuration; nothing is started yet."""
+    folder = RunFolder.create(root, "loadtest", profile.name)
+    planned = PlannedTrial(trial_id=TRIAL_ID, origin="default", knobs=knobs, changed={})
+    folder.write_run(
+        Run(
+            verb="loadtest",
+            status="running",
+            argv=list(argv),
+            started_utc=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            wall_clock_zero_ns=time.time_ns() - time.monotonic_ns(),
+            profile=dump_profile(profile),
+            environment=environment,
+            plan=(planned,),
+        )
+    )
+    return folder
+
+
+def loadtest(folder: RunFolder, setting: Setting) -> Outcome:
+    """Carries out the load and judges it; an error is raised after the run is marked failed."""
+    run = folder.read_run()
+    profile = restore_profile(run.profile, f"{folder.path}/run.json")
+    bench = Bench(profile, folder, setting, _plan_maker(profile))
+    try:
+        return _carry_out(folder, run, profile, bench, setting)
+    except KeyboardInterrupt:
+        message = "interrupted before anything was measured"
+        return _end(folder, run, "interrupted", Verdict(exit_code=130, message=message))
+    except Exception as error:
+        code = error.exit_code if isinstance(error, DstuneError) else ExitCode.FAILED
+        _end(folder, run, "failed", Verdict(exit_code=code, message=str(error)))
+        raise
+    finally:
+        bench.close()
+
+
+def _carry_out(
+    folder: RunFolder, run: Run, profile: Profile, bench: Bench, setting: Setting
+) -> Outcome:
+    planned = run.plan[0]
+    setting.observer.begins(run, folder.path, 0)
+    setting.observer.starts(
+        Started(trial_id=TRIAL_ID, phase="loadtest", number=1, total=1, changed={},
+                eta_s=None, best=None)
+    )  # fmt: skip
+    trial = bench.measure(Job(planned, TRIAL_ID, "loadtest", (0,)))
+    trial = trial.model_copy(update={"load": describe_load(profile)})
+    folder.append_trial(trial)
+    setting.observer.finishes(trial)
+    if bench.was_interrupted:
+        message = f"interrupted; what was measured is kept: {judge(trial).message}"
+        verdict = Verdict(exit_code=ExitCode.INTERRUPTED, message=message)
+        return _end(folder, run, "interrupted", verdict, trial)
+    return _end(folder, run, "finished", judge(trial), trial)
+
+
+def _plan_maker(profile: Profile) -> Any:
+    """Plans with hostile requests; a closed loop of a given time gets enough to do."""
+
+    def make(repetition: int, tokens: Sequence[int], warmup: LoadResult) -> LoadPlan:
+        loaded = profile
+        arrivals = profile.arrivals
+        if arrivals.kind is ArrivalKind.CONCURRENCY and arrivals.duration is not None:
+            assert arrivals.concurrency is not None
+            num = closed_loop_requests(
+                arrivals.concurrency, arrivals.duration, _fastest_s(profile, warmup)
+            )
+            work = profile.workload.model_copy(update={"num_requests": num})
+            loaded = profile.model_copy(update={"workload": work})
+        return build_plan(loaded, repetition, tokens, with_anomalies=True)
+
+    return make
+
+
+def _fastest_s(profile: Profile, warmup: LoadResult) -> float:
+    """Seconds of a request of typical length at twice the pace of the warm-up's fastest."""
+    first_s = min((value for one in warmup.samples if (value := ttft_s(one))), default=1e-3)
+    each_s = min((value for one in warmup.samples if (value := tpot_s(one))), default=1e-4)
+    return (first_s + each_s * profile.workload.output_tokens.typical) / 2
+
+
+def judge(trial: TrialRecord) -> Verdict:
+    """Pass, fail or inconclusive, in one line that says why."""
+    if not trial.is_measured:
+        return Verdict(exit_code=ExitCode.FAILED, message=trial.reason)
+    doubts = [one for one in trial.remarks if one.code in VOIDING]
+    if doubts:
+        said = "; ".join(f"{one.code}: {one.message}" for one in doubts)
+        message = f"inconclusive: the measurement cannot be trusted ({said})"
+        return Verdict(exit_code=ExitCode.INCONCLUSIVE, message=message)
+    num = sum(one.num for one in trial.anomalies)
+    as_expected = sum(one.num_as_expected for one in trial.anomalies)
+    if num and as_expected < HANDLED_TARGET * num:
+        message = (
+            f"fail: {num - as_expected} of {num} hostile requests did not end as they should; "
+            f"{HANDLED_TARGET:.1%} must"
+        )
+        return Verdict(exit_code=ExitCode.FAIL, message=message)
+    missed = [one.key for one in trial.slo if one.claim is Claim.FAIL]
+    if missed:
+        return Verdict(exit_code=ExitCode.FAIL, message=f"fail: {', '.join(missed)} missed")
+    open_claims = [one for one in trial.slo if one.claim is Claim.INCONCLUSIVE]
+    if open_claims:
+        said = "; ".join(
+            f"{one.key}: {one.num_over} of {one.num_samples} over the limit"
+            + (f", {one.num_needed} needed to claim it" if one.num_needed else "")
+            for one in open_claims
+        )
+        message = f"inconclusive: {said}; a longer --duration decides"
+        return Verdict(exit_code=ExitCode.INCONCLUSIVE, message=message)
+    return Verdict(exit_code=ExitCode.PASS, message="pass: every promise is kept (95% confidence)")
+
+
+def _end(
+    folder: RunFolder, run: Run, status: Any, verdict: Verdict, trial: TrialRecord | None = None
+) -> Outcome:
+    ended = run.model_copy(update={"status": status, "verdict": verdict})
+    folder.write_run(ended)
+    return Outcome(ended, folder.path, trial)

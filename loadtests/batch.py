@@ -1,0 +1,5 @@
+from dstune.load.client.user import LoadUser
+
+
+class BatchUser(LoadUser):
+    path = "/v1/completions"
