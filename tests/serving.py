@@ -76,10 +76,14 @@ class Served:
         front = psutil.Process(self.process.pid)
         return sum(one.memory_info().rss for one in (front, *front.children()))
 
+    def log_text(self) -> str:
+        """Standard error so far."""
+        self._log.seek(0)
+        return str(self._log.read())
+
     def log_lines(self) -> list[dict[str, Any]]:
         """The structured log so far; what is no JSON fails."""
-        self._log.seek(0)
-        return [json.loads(line) for line in self._log.read().splitlines()]
+        return [json.loads(line) for line in self.log_text().splitlines()]
 
     def stop(self) -> int:
         """SIGTERM; the exit code."""

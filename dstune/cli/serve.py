@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -61,7 +63,7 @@ def run(
     """
     from dstune.knobs import complete
     from dstune.server.http.front import bind, serve
-    from dstune.server.http.logs import log_to
+    from dstune.server.http.logs import log_event, log_to
     from dstune.target.open import read_key
 
     options = ServerOptions(
@@ -77,10 +79,15 @@ def run(
     complete(chosen)  # what is wrong together is told before a model is loaded
     bind(host, port).close()  # so is a port that is taken
     log_to(sys.stderr)
-    return serve(
-        options, model, weights, device, chosen,
-        on_ready=lambda url: _say_ready(url, model, api_key_file),
-    )  # fmt: skip
+
+    def ready(url: str) -> None:
+        log_event("serving", url=url, model=model)
+        _say_ready(url, model, api_key_file)
+
+    log_event("starting", model=model, knobs=chosen)
+    code = serve(options, model, weights, device, chosen, on_ready=ready)
+    log_event("stopped", exit_code=code)
+    return code
 
 
 def parse_settings(settings: list[str]) -> dict[str, KnobValue]:
@@ -116,9 +123,17 @@ def _say_ready(url: str, model: str, api_key_file: Path | None) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    key = "" if api_key_file is None else f' -H "Authorization: Bearer $(cat {api_key_file})"'
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 64}}'
+    words = [
+        "curl",
+        f"{url}/v1/chat/completions",
+        "-H",
+        shlex.quote("Content-Type: application/json"),
+    ]
+    if api_key_file is not None:
+        words += ["-H", f'"Authorization: Bearer $(cat {shlex.quote(str(api_key_file))})"']
+    messages = [{"role": "user", "content": "Hello"}]
+    body = json.dumps({"model": model, "messages": messages, "max_tokens": 64})
     console = Console(highlight=False)
     console.print(f"serving [bold]{escape(model)}[/bold] on [bold]{url}[/bold]")
-    line = f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
-    console.print(escape(line), soft_wrap=True)
+    # not for Rich to colour or wrap: it is there to be copied
+    print(*words, "-d", shlex.quote(body), flush=True)

@@ -114,6 +114,7 @@ class Reader:
         "_data",
         "_has_begun",
         "_is_error",
+        "_is_inside",
         "_lengths",
         "_rest",
         "_size",
@@ -143,6 +144,7 @@ class Reader:
         self._after_cr = False
         self._has_begun = False
         self._is_error = False
+        self._is_inside = True  # of a line, of an event, or before the first byte
 
     @property
     def num_chunks(self) -> int:
@@ -151,18 +153,19 @@ class Reader:
 
     def feed(self, stamp_ns: int, data: bytes) -> None:
         """Takes bytes that were received at `stamp_ns`; an event has the stamp of its last byte."""
-        if (
-            data.endswith(b"\n\n")
-            and data.startswith(b"data: ")
-            and not (self._rest or self._data)
-            and data.find(b"\n") == len(data) - 2
-            and b"\r" not in data
-        ):  # one event in one piece, as nearly every server sends it
-            self._has_begun = True
-            self._after_cr = False
-            self._dispatch(stamp_ns, data[6:-2])
-            return
+        # one event in one piece, as nearly every server sends it: JSON allows blanks at its end
+        if data.endswith(b"}\n\n") and data.startswith(b"data: {") and not self._is_inside:
+            try:
+                event = _decode(data[6:])
+            except msgspec.DecodeError:
+                pass  # several events, or none: line by line
+            else:
+                self._take_event(stamp_ns, event)
+                return
         self._feed_lines(stamp_ns, data)
+        self._is_inside = bool(
+            self._rest or self._data or self._after_cr or self._is_error or not self._has_begun
+        )
 
     def feed_whole(self, stamp_ns: int, body: bytes) -> None:
         """Takes a body that is one JSON object, not streamed: a single chunk."""
@@ -244,40 +247,46 @@ class Reader:
             return
         if not data or self.is_done:
             return
-        self.num_events += 1
         try:
             event = _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError):
+            self.num_events += 1
             self._blame(Fault.MALFORMED)
             return
+        self._take_event(stamp_ns, event)
+
+    def _take_event(self, stamp_ns: int, event: _Event) -> None:
+        self.num_events += 1
         if event.error is not None or event.object == "error":
             self._blame(Fault.ERROR_EVENT)
             return
-        if event.choices:
-            self._take(stamp_ns, event.choices)
+        choices = event.choices
+        if choices:
+            tokens = length = 0
+            for choice in choices:
+                if choice.token_ids:
+                    tokens += len(choice.token_ids)
+                if choice.text:
+                    length += len(choice.text)
+                elif choice.delta is not None:
+                    length += choice.delta.length()
+                elif choice.message is not None:
+                    length += choice.message.length()
+                if choice.finish_reason is not None:
+                    self._finish(choice.finish_reason)
+            if tokens or length:
+                self._stamps.append(stamp_ns)
+                self._tokens.append(tokens)
+                self._lengths.append(length)
         if event.usage is not None:
             self.usage = event.usage
-        if event.dstune is not None:
-            self.told = event.dstune
+            if event.dstune is not None:
+                self.told = event.dstune
 
-    def _take(self, stamp_ns: int, choices: list[_Choice]) -> None:
-        tokens = length = 0
-        for choice in choices:
-            if choice.token_ids:
-                tokens += len(choice.token_ids)
-            if choice.text:
-                length += len(choice.text)
-            delta = choice.delta or choice.message
-            if delta is not None:
-                length += delta.length()
-            if choice.finish_reason:
-                self.finish_reason = choice.finish_reason
-                if choice.finish_reason == _FINISHED_ODDLY:
-                    self._blame(Fault.ERROR_EVENT)
-        if tokens or length:
-            self._stamps.append(stamp_ns)
-            self._tokens.append(tokens)
-            self._lengths.append(length)
+    def _finish(self, reason: str) -> None:
+        self.finish_reason = reason or self.finish_reason
+        if reason == _FINISHED_ODDLY:
+            self._blame(Fault.ERROR_EVENT)
 
     def _blame(self, fault: Fault) -> None:
         if self.fault is Fault.NONE:

@@ -169,7 +169,8 @@ class Arrivals(Record):
             return f"step arrivals at {', '.join(f'{one:g}' for one in self.rates_per_s or ())}/s"
         if self.kind is ArrivalKind.TRACE:
             speed = f" at {self.speed:g} times its speed" if self.speed else ""
-            return f"as in the trace {Path(self.path or '').name}{speed}"
+            cut = f", cut to {self.clip_tokens} tokens" if self.clip_tokens else ""
+            return f"as in the trace {Path(self.path or '').name}{speed}{cut}"
         return f"{self.kind} arrivals at {rate:g}/s"
 
     def _read(self) -> Trace:

@@ -1,6 +1,7 @@
-"""Part of profile: a scenario as frozen, validated objects, and the only place with defaults.
+"""Part of profile: a scenario as frozen, validated objects, which hold every default.
 
-`load.py` reads YAML into these; everything behind them relies on what is checked here.
+`workload.py` and `arrivals.py` hold the two large sections. `load.py` reads YAML into these;
+everything behind them relies on what is checked here.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def print_loadtest(result: Result, console: Console | None = None) -> None:
 def _print_hostile(trial: TrialRecord, out: Console) -> None:
     if trial.anomalies:
         out.print(as_rich(tables.hostile_table(trial.anomalies)))
-        _say(out, tables.hostile_lines(trial.anomalies))
+        _say(out, tables.hostile_lines(trial.anomalies, trial.slo))
 
 
 def _print_server(trial: TrialRecord, out: Console) -> None:

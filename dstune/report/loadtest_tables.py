@@ -106,8 +106,8 @@ def hostile_table(kinds: Sequence[AnomalyKind]) -> Table:
     return Table(head, rows)
 
 
-def hostile_lines(kinds: Sequence[AnomalyKind]) -> list[str]:
-    """The handled share against its target, and what a small number beside means."""
+def hostile_lines(kinds: Sequence[AnomalyKind], slo: Sequence[SloCheck] = ()) -> list[str]:
+    """The handled share against its target, and what it means under this SLO and these numbers."""
     share = handled(kinds)
     if share.value is None:
         return ["hostile requests: none ended, so nothing is known of how they are handled"]
@@ -122,6 +122,11 @@ def hostile_lines(kinds: Sequence[AnomalyKind]) -> list[str]:
         f"hostile requests handled: {num - lost:,} of {num:,}, {words.share(share)}; "
         f"{words.percent(HANDLED_TARGET)} wanted: {answer}, claim {said}{hint}"
     ]
+    if any(not one.is_met for one in slo) and any(not one.is_slo_met_beside for one in kinds):
+        lines.append(
+            "the load as a whole missed its SLO, so that it is broken beside hostile requests need "
+            "not be their doing"
+        )
     if any(0 < one.num_beside < FEW_BESIDE for one in kinds):
         lines.append(
             f"* fewer than {FEW_BESIDE} normal requests beside it: their p99 is about the slowest "

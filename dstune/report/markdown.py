@@ -44,7 +44,7 @@ def _loadtest_summary(result: Result) -> str:
         parts.append(as_markdown(loadtest.rate_table(trial)))
         if trial.anomalies:
             parts += ["## Hostile requests\n", as_markdown(loadtest.hostile_table(trial.anomalies))]
-            parts.append(_list(loadtest.hostile_lines(trial.anomalies)))
+            parts.append(_list(loadtest.hostile_lines(trial.anomalies, trial.slo)))
         if trial.accounting is not None:
             parts.append("## Where every request went\n")
             parts.append(_list(loadtest.accounting_lines(trial.accounting)))

@@ -157,8 +157,8 @@ class UrlTarget:
 
 
 def _served(said: Mapping[str, Any]) -> Served:
-    length = said.get("max_model_len")
-    return Served(str(said["id"]), length if isinstance(length, int) and length > 0 else None)
+    name, length = said["id"], said.get("max_model_len")
+    return Served(str(name), length if isinstance(length, int) and length > 0 else None)
 
 
 def _choose(served: list[Served], wanted: str, url: str) -> Served:

@@ -189,7 +189,7 @@ class Bench:
             },
             planned_shared_tokens=planned_shared_tokens(plan, block_tokens),
             block_tokens=block_tokens,
-            asked_rate_per_s=self._profile.arrivals.rate_per_s,
+            asked_rate_per_s=self._profile.arrivals.mean_rate_per_s,
             clients=result.clients,
             server=result.server_metrics,
             host=host,
@@ -208,7 +208,7 @@ class Bench:
         pooled = [sample for samples in by_repetition for sample in samples]
         steps = [step for _, result in loads for step in result.steps]
         self._folder.write_samples(job.trial_id, pooled, steps)
-        rate = self._profile.arrivals.rate_per_s
+        rate = self._profile.arrivals.mean_rate_per_s
         for number, samples in zip(job.repetitions, by_repetition, strict=True):
             exported = vllm_bench(samples, self._loop, self._limits, rate)
             name = f"trials/{job.trial_id}/vllm_bench-{number}.json"

@@ -164,13 +164,10 @@ def recommend(
 def describe_load(profile: Profile) -> str:
     """The load that figures hold for, in one line."""
     work, arrivals = profile.workload, profile.arrivals
-    how = {
-        ArrivalKind.ALL_AT_ONCE: "all at once",
-        ArrivalKind.CONCURRENCY: f"{arrivals.concurrency} in flight",
-    }.get(arrivals.kind, f"{arrivals.kind} arrivals at {arrivals.rate_per_s:g}/s"
-          if arrivals.rate_per_s else str(arrivals.kind))  # fmt: skip
+    is_timed = arrivals.kind is ArrivalKind.CONCURRENCY and arrivals.duration is not None
+    num = f"{arrivals.duration:g} s of requests" if is_timed else f"{work.num_requests} requests"
     return (
-        f"{work.num_requests} requests {how}, prompts up to {work.prompt_tokens.longest} tokens, "
+        f"{num} {arrivals.describe()}, prompts up to {work.prompt_tokens.longest} tokens, "
         f"outputs up to {work.output_tokens.longest}"
     )
 

@@ -172,6 +172,7 @@ def test_a_row_that_does_not_fit_is_named_and_clipping_is_a_choice(tmp_path: Pat
     assert "arrivals.clip_tokens" in str(refused.value)
     clipped_profile = profile(tmp_path, ", clip_tokens: 1000", rest=rest)
     assert clipped_profile.workload.longest_request_tokens == 1000
+    assert clipped_profile.arrivals.describe() == "as in the trace m.jsonl, cut to 1000 tokens"
 
 
 def test_clipping_keeps_the_output_and_the_beginning_of_the_prompt() -> None:

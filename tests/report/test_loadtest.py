@@ -148,6 +148,8 @@ def test_the_handled_share_is_claimed_or_not() -> None:
     broken = few.model_copy(update={"is_slo_met_beside": False})
     assert hostile_lines([broken])[0].endswith("99.9% wanted: missed, claim fail")
     assert "none ended" in hostile_lines([])[0]
+    assert "need not be their doing" in hostile_lines([broken], TRIAL.slo)[1]
+    assert len(hostile_lines([broken], TRIAL.slo[:1])) == len(hostile_lines([few], TRIAL.slo)) == 1
 
 
 def test_the_account_adds_up(tmp_path: Path) -> None:

@@ -255,10 +255,13 @@ def test_cold_start(num_cold: int) -> None:
 
 
 def test_no_cold_start_without_its_marks() -> None:
-    assert codes(clean(slower(at_rate(), slice(0, 1), 90))) == set()  # not twice the median
+    few = at_rate(num=64)  # its median is 53 ms, and one request moves its p99
+    assert codes(clean(slower(few, slice(0, 1), 105))) == set()  # not twice the median
+    assert codes(clean(slower(few, slice(0, 1), 108))) == {RemarkCode.COLD_START}
     assert codes(clean(slower(at_rate(), slice(1, 3), 2000))) == set()  # the first is fast
-    later = slower(slower(at_rate(), slice(0, 2), 2000), slice(60, 62), 2100)
-    assert codes(clean(later)) == set()  # such a thing happens later, too
+    three = slower(at_rate(num=300), slice(0, 3), 2000)
+    assert codes(clean(slower(three, slice(100, 103), 2100))) == set()  # it happens later, too
+    assert codes(clean(slower(three, slice(100, 102), 2100))) == {RemarkCode.COLD_START}
     long = at_rate(num=1000)
     assert codes(clean(slower(long, slice(0, 1), 2000))) == set()  # p99 does not notice
     assert codes(clean(slower(long, slice(0, 20), 2000))) == {RemarkCode.COLD_START}
@@ -281,7 +284,7 @@ def test_a_batch_is_nothing_but_a_burst() -> None:
 
 
 def test_cold_start_has_few_false_alarms_on_uneven_latencies() -> None:
-    """Log-normal TTFTs, sigma 0.6: the first stands out by chance in fewer than 1 of 100 runs."""
+    """Log-normal TTFTs, sigma 0.6: the first is the slowest in 6 of 400 runs, never far out."""
     import numpy as np
 
     rng = np.random.default_rng(5)
@@ -290,7 +293,7 @@ def test_cold_start_has_few_false_alarms_on_uneven_latencies() -> None:
         ttfts = 50 * np.exp(rng.normal(0, 0.6, 64))
         samples = [sample(at * 20, None, [at * 20 + ttft]) for at, ttft in enumerate(ttfts)]
         alarms += RemarkCode.COLD_START in codes(clean(samples))
-    assert alarms <= 8
+    assert alarms <= 1
 
 
 # the server's own account

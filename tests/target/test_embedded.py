@@ -40,9 +40,9 @@ def plan(count: int, output_tokens: int = 8, prompt: int = 20) -> LoadPlan:
     )
 
 
-@pytest.fixture(scope="module")
-def target() -> Iterator[EmbeddedTarget]:
-    with EmbeddedTarget("tiny-deepseek", weights="random") as one:
+@pytest.fixture(scope="module", params=["http", "offline"])
+def target(request: pytest.FixtureRequest) -> Iterator[EmbeddedTarget]:
+    with EmbeddedTarget("tiny-deepseek", weights="random", driver=request.param) as one:
         yield one
 
 
@@ -61,7 +61,7 @@ def test_configures_by_the_cheapest_restart(target: EmbeddedTarget) -> None:
 def test_runs_a_plan_and_returns_a_sample_for_each(target: EmbeddedTarget) -> None:
     target.configure(configuration())
     seen: list[tuple[int, int]] = []
-    result = target.run(plan(12), lambda done, planned: seen.append((done, planned)))
+    result = target.run(plan(12), lambda one: seen.append((one.finished, one.planned)))
     assert [sample.request_id for sample in result.samples] == [f"r{i}" for i in range(12)]
     for sample in result.samples:
         assert sample.status is Status.OK and sample.output_tokens == 8

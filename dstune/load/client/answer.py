@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from enum import Enum
 
 import httptools
@@ -49,42 +50,51 @@ _BY_FAULT = {
 
 
 class Answer:
-    """One answer as it comes: `feed` pieces, `close` when the peer ends the connection.
+    """One answer as it comes: `take` pieces, `close` when the peer ends the connection.
 
-    The methods `on_*` are httptools' callbacks. `release` breaks the cycle with its parser.
+    What is `on_*` are httptools' callbacks; a stretch of the body is merely appended there, which
+    costs no Python call. `release` breaks the cycle with the parser.
     """
 
     __slots__ = (
+        "_bodies",
         "_body",
         "_has_length",
         "_is_chunked",
+        "_is_over",
         "_keeps_alive",
         "_kind",
         "_parser",
         "_size",
         "_type",
-        "has_begun",
         "http_status",
         "is_broken",
         "is_complete",
         "last_ns",
+        "on_body",
         "reader",
     )
 
     def __init__(self) -> None:
+        self._bodies: list[bytes] = []
+        self.on_body = self._bodies.append
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self.reader = Reader()
         self.http_status: int | None = None
-        self.has_begun = False
         self.is_complete = False
         self.is_broken = False  # no HTTP
         self.last_ns = 0  # when the last piece came
         self._type = b""
         self._kind = _Kind.OTHER
-        self._is_chunked = self._has_length = False
+        self._is_chunked = self._has_length = self._is_over = False
         self._keeps_alive = False
         self._body: list[bytes] = []
         self._size = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything of it came."""
+        return self.last_ns > 0
 
     @property
     def can_reuse(self) -> bool:
@@ -96,27 +106,47 @@ class Answer:
         """Whether pieces may pile up unparsed: the end shows without counting bytes."""
         return self._kind is _Kind.STREAM and not self._has_length
 
-    def feed(self, stamp_ns: int, data: bytes) -> None:
-        """Takes what was received at `stamp_ns`; after the end or a fault it is ignored."""
-        if self.is_complete or self.is_broken:
-            self._keeps_alive = False  # it speaks out of turn
-            return
-        assert self._parser is not None
-        self.last_ns = stamp_ns
-        self.has_begun = True
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserCallbackError:
-            raise  # no fault of the server's
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self.is_broken = not self.is_complete
-            self._keeps_alive = False
+    def take(self, pieces: deque[tuple[int, bytes]], limit: int) -> int:
+        """Takes up to `limit` pieces, each with the time at which it was received, and returns how
+        many. After the end or a fault they are ignored.
+        """
+        count = min(limit, len(pieces))
+        parser, bodies = self._parser, self._bodies
+        for _ in range(count):
+            self.last_ns, data = pieces.popleft()
+            if parser is None or self.is_complete or self.is_broken:
+                self._keeps_alive = False  # it speaks out of turn
+                continue
+            try:
+                parser.feed_data(data)
+            except httptools.HttpParserCallbackError:
+                raise  # no fault of the server's
+            except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+                self._keeps_alive = False
+                self.is_broken = not self._is_over
+            if bodies:
+                self._take_bodies(bodies)
+            if self._is_over:
+                self._finish()
+        return count
+
+    def _take_bodies(self, bodies: list[bytes]) -> None:
+        """What one piece held of the body; bytes of a message after the answer were not kept."""
+        if self._kind is _Kind.STREAM:
+            for body in bodies:
+                self.reader.feed(self.last_ns, body)
+        else:
+            for body in bodies:
+                self._size += len(body)
+                if self._size <= _LIMITS[self._kind]:
+                    self._body.append(body)
+        bodies.clear()
 
     def close(self, *, in_order: bool) -> None:
         """The peer ended the connection: the end of a body that has no other."""
         has_end = self._is_chunked or self._has_length
         if in_order and self.http_status is not None and not has_end and not self.is_complete:
-            self.on_message_complete()
+            self._finish()
         self._keeps_alive = False
 
     def release(self) -> None:
@@ -125,7 +155,7 @@ class Answer:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
-        if self.is_complete:
+        if self._is_over:
             return
         lower = name.lower()
         if lower == b"content-type":
@@ -137,7 +167,8 @@ class Answer:
 
     def on_headers_complete(self) -> None:
         """The headers are over: what kind of body follows."""
-        if self.is_complete:
+        if self._is_over:  # a second answer that nobody asked for
+            self._keeps_alive = False
             return
         assert self._parser is not None
         status = self._parser.get_status_code()
@@ -151,22 +182,13 @@ class Answer:
         elif b"html" not in self._type:
             self._kind = _Kind.STREAM
 
-    def on_body(self, body: bytes) -> None:
-        """A stretch of the body."""
-        if self.is_complete:
-            return
-        if self._kind is _Kind.STREAM:
-            self.reader.feed(self.last_ns, body)
-            return
-        self._size += len(body)
-        if self._size <= _LIMITS[self._kind]:
-            self._body.append(body)
-
     def on_message_complete(self) -> None:
-        """The answer is over."""
-        if self.http_status is None or self.is_complete:
-            return
-        self.is_complete = True
+        """The answer is over, or what came before it."""
+        if self.http_status is not None:
+            self._is_over = True
+
+    def _finish(self) -> None:
+        self._is_over = self.is_complete = True
         if self._parser is not None:
             self._keeps_alive = self._parser.should_keep_alive()
         if self._kind is _Kind.WHOLE and self._size:

@@ -217,9 +217,7 @@ class Exchange:
         if connection is None:
             return 0
         pieces = connection.pieces
-        count = min(limit, len(pieces))
-        for _ in range(count):
-            answer.feed(*pieces.popleft())
+        count = answer.take(pieces, limit)
         if pieces and not self._is_over:
             self._on_pieces(connection)
             return count

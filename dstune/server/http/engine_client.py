@@ -45,6 +45,7 @@ class EngineClient:
         command: Sequence[str] = ENGINE_COMMAND,
     ) -> None:
         self.death: str | None = None  # why the process has ended, once it has
+        self.gone = asyncio.Event()  # set when it has
         self._on_step = on_step
         self._on_idle = on_idle
         self._command = command
@@ -184,6 +185,7 @@ class EngineClient:
         if status is not None and status < 0:
             how = f"was killed by signal {-status}" + (" (out of memory?)" if status == -9 else "")
         self.death = f"the engine's process {how}" + (f": {self._crash}" if self._crash else "")
+        self.gone.set()
         self._settle(TargetError(self.death))
         for flight in set(self._flights.values()):
             flight.open_ids.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -22,14 +23,14 @@ import msgspec
 import uvicorn
 import uvloop
 
-from dstune.errors import ExitCode, UsageError
+from dstune.errors import ExitCode, TargetError, UsageError
 from dstune.knobs import KnobValue
 from dstune.model.tokenizer import Tokenizer
 from dstune.server.http.app import make_app
 from dstune.server.http.ask import ModelFacts
 from dstune.server.http.engine_client import ENGINE_COMMAND, EngineClient
-from dstune.server.http.limits import App, Limits
-from dstune.server.http.logs import AccessLog
+from dstune.server.http.limits import Limits
+from dstune.server.http.logs import AccessLog, App
 from dstune.server.http.metrics import Metrics
 from dstune.server.http.options import ServerOptions
 from dstune.server.http.refusal import shutting_down
@@ -169,7 +170,9 @@ def bind(host: str, port: int) -> socket.socket:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
     except OSError as error:
-        raise UsageError(f"cannot listen on {host} port {port}: {error.strerror}") from None
+        is_taken = error.errno == errno.EADDRINUSE
+        hint = "; choose another with --port, or any free one with --port 0" if is_taken else ""
+        raise UsageError(f"cannot listen on {host} port {port}: {error.strerror}{hint}") from None
     return made
 
 
@@ -202,8 +205,12 @@ async def _serve(
         if not starting.done():  # stopped before there was anything to drain
             return ExitCode.PASS
         on_ready(starting.result())
-        await waiting
+        gone = asyncio.create_task(front.engine.gone.wait())
+        await asyncio.wait((gone, waiting), return_when=asyncio.FIRST_COMPLETED)
+        death = front.engine.death
         await front.drain_and_stop()
+        if death is not None:  # whoever supervises this process can start it again
+            raise TargetError(death)
     finally:
         front.engine.stop()
     return ExitCode.PASS

@@ -147,7 +147,7 @@ class Answer:
 
     async def refuse(self, refusal: Refusal) -> None:
         """Tells the client why there is no answer, or no more of it."""
-        note(self._scope, error=refusal.message)
+        note(self._scope, error=refusal.code)  # its message may repeat what the client sent
         if not self._is_streaming:
             await send_refusal(self._send, refusal)
             return

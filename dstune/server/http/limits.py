@@ -9,17 +9,12 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Callable
 
+from dstune.server.http.logs import App, Message, Receive, Send, note
 from dstune.server.http.options import ServerOptions
 from dstune.server.http.rate import AdaptiveBucket
 from dstune.server.http.refusal import Refusal, body_too_large, rate_limited, unauthorized
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = frozenset({"/health"})  # without a key, never limited
 LINGER_S = 1.0  # a refused upload goes on for so long at most, so that its client reads why
@@ -55,6 +50,7 @@ class Limits:
             self._check_head(scope)
             body = await self._read(receive)
         except Refusal as refusal:
+            note(scope, error=refusal.code)
             await _refuse(refusal, receive, send)
             return
         if body is None:

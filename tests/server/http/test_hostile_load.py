@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import socket
@@ -70,13 +71,13 @@ def mutated(draw: random.Random) -> tuple[str, bytes]:
     for _ in range(draw.choice((0, 1, 1, 1, 2))):
         container, key = draw.choice(places(document))
         if draw.random() < 0.2 and isinstance(container, dict):
-            container[draw.choice(NAMES)] = draw.choice(HOSTILE)
+            container[draw.choice(NAMES)] = copy.deepcopy(draw.choice(HOSTILE))
         elif draw.random() < 0.1:
             del container[key]
             if not document:
                 break
         else:
-            container[key] = draw.choice(HOSTILE)
+            container[key] = copy.deepcopy(draw.choice(HOSTILE))
     body = bytearray(json.dumps(document, ensure_ascii=True).encode())
     for _ in range(draw.choice((0, 0, 0, 1, 3))):
         at = draw.randrange(len(body))
@@ -287,3 +288,16 @@ def test_a_second_signal_ends_at_once() -> None:
         assert server.process.wait(10) != 0
         assert time.monotonic() - began < 5
         stream.close()
+
+
+def test_when_the_engine_dies_clients_are_told_and_the_server_ends() -> None:
+    with serving(*SMALL) as server:
+        stream = server.send("/v1/completions", STREAM)
+        assert stream.recv(1, socket.MSG_PEEK)
+        (engine,) = psutil.Process(server.process.pid).children()
+        engine.kill()
+        *_, error, last = read_answer(stream).events()
+        stream.close()
+        assert error["error"]["type"] == "server_error" and last == "[DONE]"
+        assert server.process.wait(30) == 5
+        assert "killed by signal 9" in server.log_text().splitlines()[-1]
