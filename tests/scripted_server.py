@@ -8,7 +8,8 @@ prints `listening PORT`, and with `--with-parent` ends when its standard input c
 A request's body may hold `"script": {"mode", "ttft_ms", "itl_ms", "tokens"}`; without one the
 command line's figures hold, with `max_tokens` tokens. `POST /freeze {"after_ms", "ms"}` stops
 everything for a while, `POST /lateness` returns lateness in ns and forgets it, `GET /v1/models`
-names a model, and `POST /sent` returns the requests seen since it was last asked.
+names a model, `POST /connections` counts those so far, and `POST /written` returns, for each request that gave an `id`, when it arrived
+and between which two moments each step was written, in monotonic ns.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Connection:
         self.arrived_ns = 0
         self.waiting = bytearray()
         self.is_closed = False
+        self.record: list[list[int]] | None = None  # of the request in hand
 
 
 class Server:
@@ -60,8 +62,9 @@ class Server:
         self._due: list[tuple[int, int, Any]] = []
         self._count = 0
         self._lateness: array[int] = array("q")
-        self._seen: list[dict[str, Any]] = []
+        self._written: dict[str, list[list[int]]] = {}
         self._watches_parent = False
+        self._num_accepted = 0
 
     def watch_parent(self) -> None:
         """Ends when standard input closes."""
@@ -95,6 +98,7 @@ class Server:
                 sock, _ = self._listener.accept()
             except BlockingIOError:
                 return
+            self._num_accepted += 1
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
@@ -135,6 +139,7 @@ class Server:
 
     def _respond(self, connection: Connection, path: str, body: bytes) -> None:
         base = connection.arrived_ns
+        connection.record = None
         if path == "/freeze":
             asked = json.loads(body)
             due = base + round(asked.get("after_ms", 0) * NS_PER_MS)
@@ -143,20 +148,23 @@ class Server:
         elif path == "/lateness":
             self._reply(connection, self._lateness.tolist())
             self._lateness = array("q")
-        elif path == "/sent":
-            self._reply(connection, self._seen)
-            self._seen = []
+        elif path == "/connections":
+            self._reply(connection, self._num_accepted)
+        elif path == "/written":
+            self._reply(connection, self._written)
+            self._written = {}
         elif path == "/v1/models":
             self._reply(connection, {"object": "list", "data": [{"id": "scripted"}]})
         else:
-            work = make_answer(self._script(path, body))
+            asked = json.loads(body)
+            work = make_answer(self._script(path, asked))
+            if "id" in asked:
+                self._written[asked["id"]] = [[base, base]]
+                connection.record = self._written[asked["id"]]
             self._push(base + work.steps[0][0], connection, work, 0, base)
 
-    def _script(self, path: str, body: bytes) -> Script:
-        asked = json.loads(body)
+    def _script(self, path: str, asked: dict[str, Any]) -> Script:
         given = asked.get("script", {})
-        if given:
-            self._seen.append({"id": asked.get("id"), "arrived_ns": time.monotonic_ns()})
         default = self._default
         return Script(
             mode=given.get("mode", default.mode),
@@ -181,8 +189,11 @@ class Server:
         if connection.is_closed:
             return
         answer: Answer = work
-        self._lateness.append(time.monotonic_ns() - due)
+        before = time.monotonic_ns()
+        self._lateness.append(before - due)
         self._write(connection, answer.steps[index][1])
+        if connection.record is not None:
+            connection.record.append([before, time.monotonic_ns()])
         if index + 1 < len(answer.steps):
             self._push(base + answer.steps[index + 1][0], connection, answer, index + 1, base)
         elif answer.end is End.FOREVER:

@@ -53,7 +53,7 @@ def test_modules_exist(name: str) -> None:
     assert importlib.util.find_spec(name) is not None
 
 
-NOT_OURS = ("trials/", ".venv/")  # of a run folder, and of an environment
+NOT_OURS = ("trials/", ".venv/", "/")  # of a run folder, of an environment, routes
 PATHS = [
     one
     for one in SPANS
@@ -64,6 +64,12 @@ PATHS = [
 @pytest.mark.parametrize("path", PATHS)
 def test_paths_exist(path: str) -> None:
     assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize("route", [one for one in SPANS if re.fullmatch(r"(/\w+)+", one)])
+def test_routes_exist(route: str) -> None:
+    app = (ROOT / "dstune/server/http/app.py").read_text(encoding="utf-8")
+    assert f'"{route}"' in app
 
 
 def test_the_knob_table_is_the_one_that_the_command_prints() -> None:

@@ -217,7 +217,7 @@ def _sent(progress: LoadProgress, seen: _Seen, load: _Offered) -> str:
 
 
 def _errors(progress: LoadProgress) -> str:
-    return f"not ok (hostile ones included) {words.counts(dict(progress.errors))}"
+    return f"not ok (hostile ones included): {words.counts(dict(progress.errors))}"
 
 
 def _line(progress: LoadProgress, seen: _Seen, load: _Offered) -> str:

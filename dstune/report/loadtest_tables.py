@@ -141,7 +141,7 @@ def accounting_lines(accounting: Accounting) -> list[str]:
     hostile = f" ({accounting.num_hostile:,} hostile)" if accounting.num_hostile else ""
     return [
         f"requests: {accounting.num_planned:,} planned{hostile} = {terms or '0'}",
-        f"errors among normal requests {words.counts(accounting.by_error)}",
+        f"errors among normal requests: {words.counts(accounting.by_error)}",
     ]
 
 
@@ -167,9 +167,10 @@ def server_table(trial: TrialRecord) -> Table | None:
 
 
 def server_line(trial: TrialRecord) -> str:
-    """What its counters rose by; empty where it has none."""
+    """What its counters rose by, and what else they hold; empty where it has none."""
     rises = {name: round(value) for name, value in trial.server_counts.items()}
-    return f"the server's counters {words.counts(rises)}" if rises else ""
+    too = "; its figures hold the hostile requests, too" if trial.anomalies else ""
+    return f"the server's counters rose by {words.counts(rises)}{too}" if rises else ""
 
 
 def trust_line(trial: TrialRecord) -> str:

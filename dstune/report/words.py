@@ -58,8 +58,8 @@ def share(estimate: Estimate | None) -> str:
 
 
 def counts(numbers: Mapping[str, int]) -> str:
-    """`reset: 3, deadline: 1`."""
-    return ", ".join(f"{name}: {num:,}" for name, num in numbers.items()) or "none"
+    """`reset=3, deadline=1`."""
+    return ", ".join(f"{name}={num:,}" for name, num in numbers.items()) or "none"
 
 
 def bucket(bounds: tuple[float, float | None] | None) -> str:

@@ -112,7 +112,7 @@ def test_log_probabilities_only_for_who_asks(child: Child) -> None:
         else:
             assert logprob < 0
         if name == "with":
-            assert [one for one, _ in likeliest][0] == token_id  # greedy
+            assert likeliest[0][0] == token_id  # greedy
             assert likeliest[0][1] == logprob
             assert sorted(likeliest, key=lambda one: -one[1]) == likeliest and len(likeliest) == 3
         if name == "chosen":

@@ -131,7 +131,7 @@ class Answer:
         return count
 
     def _take_bodies(self, bodies: list[bytes]) -> None:
-        """What one piece held of the body; bytes of a message after the answer were not kept."""
+        """What one piece held of the body."""
         if self._kind is _Kind.STREAM:
             for body in bodies:
                 self.reader.feed(self.last_ns, body)

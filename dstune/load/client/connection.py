@@ -28,7 +28,7 @@ _ANCILLARY_BYTES = 32  # one timespec with its header
 _TIMESPEC = struct.Struct("qq").unpack
 _TINY_BYTES = 8  # a piece so small may be the torn end of a chunked body
 _NS_PER_S = 1_000_000_000
-_monotonic_ns, _time_ns = time.monotonic_ns, time.time_ns
+_monotonic_ns = time.monotonic_ns
 Piece = tuple[int, bytes]
 
 
@@ -126,14 +126,17 @@ class Connection:
         if not data:
             self._end(Ended.IN_ORDER)
             return
-        stamp = now = _monotonic_ns()
         if ancillary:
             seconds, nanoseconds = _TIMESPEC(ancillary[0][2])
-            # how long it lay there is the same on both clocks, and a step of the wall clock since
-            # shows: nothing was received before the piece before it, nor in the future
-            stamp = now - (_time_ns() - seconds * _NS_PER_S - nanoseconds)
-            if not self._last_ns <= stamp <= now:
-                stamp = now
+            stamp = seconds * _NS_PER_S + nanoseconds - self._receiver.wall_offset_ns
+            # nothing was received in the future, nor before the piece before it: the wall clock
+            # was set while it lay there
+            if stamp > self._receiver.now_ns or stamp < self._last_ns:
+                now = _monotonic_ns()
+                if stamp > now or stamp < self._last_ns:
+                    stamp = now
+        else:
+            stamp = _monotonic_ns()
         self._last_ns = stamp
         if self._tls is not None and not (data := self._decrypted(data)):
             return

@@ -21,6 +21,8 @@ HAS_KERNEL_STAMPS = sys.platform == "linux"
 HOLD_NS = 1_000_000
 QUIET_TICKS = 4  # so many looks without anything end the looking by time
 _AT_ONCE = 1024
+_CLOCK_TRIES = 5
+_CLOCK_APART_NS = 5_000
 _READ = 1  # libev's EV_READ; epoll's EPOLLIN too
 Callback = Callable[[], object]
 
@@ -32,6 +34,8 @@ class EpollReceiver:
         self._epoll: Any = monkey.get_original("select", "epoll")()
         self._poll = self._epoll.poll
         self._callbacks: dict[int, Callback] = {}
+        self.now_ns = 0  # of the last look
+        self.wall_offset_ns = 0  # wall clock - monotonic clock, then
         self._last_ns = 0
         self._num_quiet = 0
         self._timer = TimerFd(loop, self._tick)
@@ -69,17 +73,35 @@ class EpollReceiver:
     def _look(self) -> int:
         callbacks = self._callbacks
         events = self._poll(0, _AT_ONCE)
+        if events:
+            self._read_clocks()
         for fd, _ in events:
             callback = callbacks.get(fd)  # an earlier one may have ended this one
             if callback is not None:
                 callback()
         return len(events)
 
+    def _read_clocks(self) -> None:
+        """Both clocks at one moment: not with a preemption between them, which would shift stamps.
+
+        Done anew at every look, so that no step of the wall clock outlives one.
+        """
+        for _ in range(_CLOCK_TRIES):
+            before_ns = time.monotonic_ns()
+            wall_ns = time.time_ns()
+            after_ns = time.monotonic_ns()
+            if after_ns - before_ns < _CLOCK_APART_NS:
+                break
+        self.now_ns = after_ns
+        self.wall_offset_ns = wall_ns - (before_ns + after_ns) // 2
+
 
 class LoopReceiver:
     """The same by libev's own watchers, where there is no epoll and the kernel stamps nothing."""
 
     def __init__(self, loop: Any) -> None:
+        self.now_ns = 0
+        self.wall_offset_ns = 0
         self._loop = loop
         self._watchers: dict[int, Any] = {}
 

@@ -13,10 +13,12 @@ import errno
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,6 +30,7 @@ from dstune.knobs import KnobValue
 from dstune.model.tokenizer import Tokenizer
 from dstune.server.http.app import make_app
 from dstune.server.http.ask import ModelFacts
+from dstune.server.http.connection import Connection
 from dstune.server.http.engine_client import ENGINE_COMMAND, EngineClient
 from dstune.server.http.limits import Limits
 from dstune.server.http.logs import AccessLog, App
@@ -115,13 +118,14 @@ class Front:
 
     async def listen(self, has_access_log: bool) -> str:
         """Begins to take connections; returns the URL."""
+        _allow_connections()
         listening = bind(self.options.host, self.options.port)
         app: App = Limits(make_app(self.service), self.options, lambda: self.service.load)
         if has_access_log:
             app = AccessLog(app)
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=partial(Connection, head_timeout_s=self.options.body_timeout_s),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             loop="none",
@@ -158,6 +162,12 @@ async def _wait_until(is_true: Callable[[], bool], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_true() and time.monotonic() < deadline:
         await asyncio.sleep(POLL_S)
+
+
+def _allow_connections() -> None:
+    """As many open files as this process may have: each client is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def bind(host: str, port: int) -> socket.socket:

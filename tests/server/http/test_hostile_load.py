@@ -301,3 +301,32 @@ def test_when_the_engine_dies_clients_are_told_and_the_server_ends() -> None:
         assert error["error"]["type"] == "server_error" and last == "[DONE]"
         assert server.process.wait(30) == 5
         assert "killed by signal 9" in server.log_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"nonsense\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /" + b"x" * 200_000,
+        b"GET / HTTP/1.1\r\n" + b"X-Y: " + b"z" * 200_000,
+        b"GET / HTTP/1.1\r\n" + b"X-Y: z\r\n" * 50_000,
+    ],
+    ids=lambda data: repr(data[:40]) + f"+{len(data)}",
+)
+def test_what_is_no_http_ends_its_connection_alone(small_server: Served, data: bytes) -> None:
+    with socket.create_connection(small_server.address, timeout=20) as connection:
+        answer = b""
+        try:
+            connection.sendall(data)
+            while part := connection.recv(65536):
+                answer += part
+        except ConnectionError:
+            pass  # closed with bytes of ours unread
+    assert answer == b"" or answer.split()[1].startswith(b"4")
+    assert small_server.post("/v1/completions", {**LONG, "max_tokens": 3}).status == 200

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 import uvloop
-from fronts import MODEL, PATIENCE_S, Hanging, SteeredFront, complete, send, wait_for
+from fronts import MODEL, PATIENCE_S, Hanging, SteeredFront, complete, gauges, send, wait_for
 
 from dstune.server.http.front import Front
 from dstune.server.http.options import ServerOptions
@@ -132,7 +132,7 @@ def test_a_full_queue_and_sigterm_under_load() -> None:
     with ThreadPoolExecutor(2) as pool:
         queued = [pool.submit(send, port, "/v1/completions", asked) for _ in range(2)]
         # two run and two wait: there is room for no more
-        wait_for(lambda: send(port, "/v1/completions", {**asked, "max_tokens": 1})[0] == 503)
+        wait_for(lambda: gauges(port)["num_requests_waiting"] == 2)
         status, headers, body = send(port, "/v1/completions", asked)
         assert status == 503 and int(headers["retry-after"]) >= 1
         assert body["error"]["code"] == "queue_full"

@@ -9,14 +9,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dstune.load.client.command import command, locustfile_path
-from dstune.load.wire import Reading, WirePlan, WireRequest, WireResult, read_result, write_plan
+from dstune.load.wire import WirePlan, WireRequest, WireResult, read_result, write_plan
 
-SERVER = Path(__file__).parents[2] / "scripted_server.py"
+SERVER = Path(__file__).parent / "scripted_server.py"
 PATIENCE_S = 60.0
 
 
@@ -112,21 +112,22 @@ class Child:
         assert self.process.wait(10) == 0, self._log.read_text()
 
 
-def body(**script: object) -> bytes:
+def body(number: int = 0, **script: object) -> bytes:
     """A request's body that asks the scripted server for something."""
-    asked = {"stream_options": {"include_usage": True}, "script": script}
+    asked = {"id": str(number), "stream_options": {"include_usage": True}, "script": script}
     return json.dumps(asked).encode()
 
 
-def request(number: int = 0, **given: Any) -> WireRequest:
+def request(
+    number: int = 0, script: Mapping[str, object] | None = None, **given: Any
+) -> WireRequest:
     """One request; by default at once, plain, and prompt."""
     values = {
         "request_id": f"r{number}",
         "kind": "normal",
-        "body": body(),
+        "body": body(number, **(script or {})),
         "offset_ns": 0,
         "prompt_tokens": 5,
-        "reading": Reading.PROMPT,
     }
     return WireRequest(**(values | given))
 

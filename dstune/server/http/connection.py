@@ -1,0 +1,67 @@
+"""One client's connection: uvicorn's, with bounds on how large and how slow a head may be.
+
+What comes after the head is bounded by `limits.py`; before it there is no request yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 1 << 16
+
+
+class Connection(HttpToolsProtocol):
+    """Closes when a head does not end within `MAX_HEAD_BYTES` and `head_timeout_s`."""
+
+    def __init__(self, *, head_timeout_s: float, **uvicorns: Any) -> None:
+        super().__init__(**uvicorns)
+        self._head_timeout_s = head_timeout_s
+        self._head_bytes: int | None = 0  # None: the head is complete
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begins with a head to come."""
+        super().connection_made(transport)
+        self._expect_head()
+
+    def _expect_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._head_timeout_s, self._close)
+
+    def _close(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Parses what has come."""
+        if self._head_bytes is not None:
+            self._head_bytes += len(data)
+            self._expect_head()  # of a further request; until here the connection was idle
+        super().data_received(data)
+        if self._head_bytes is not None and self._head_bytes > MAX_HEAD_BYTES:
+            self._close()
+
+    def on_headers_complete(self) -> None:
+        """The head is complete, the request begins."""
+        self._head_bytes = None
+        self._forget_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The request is complete; the next one may follow on the same connection."""
+        self._head_bytes = 0
+        super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The end."""
+        self._forget_timer()
+        super().connection_lost(exc)
+
+    def _forget_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
