@@ -1,13 +1,11 @@
 """Load client: waking at a monotonic time, to well under a millisecond.
 
-libev's own timers count in the whole milliseconds of epoll, and after a blocked second fire early
-by its stale clock. One timerfd with absolute deadlines does neither.
+However many moments there are, they share one timer.
 """
 
 from __future__ import annotations
 
 import heapq
-import sys
 import time
 from collections.abc import Callable
 from itertools import count
@@ -15,9 +13,7 @@ from typing import Any
 
 from gevent.hub import Hub, get_hub
 
-from dstune.load.client.timerfd import NS_PER_S, TimerFd
-
-_IS_LINUX = sys.platform == "linux"
+from dstune.load.client.timerfd import make_timer
 
 
 class Alarm:
@@ -42,8 +38,7 @@ class Alarms:
         self._heap: list[tuple[int, int, Alarm]] = []
         self._count = count()
         self._armed_ns: int | None = None
-        self._timer: TimerFd | _LoopTimer
-        self._timer = (TimerFd if _IS_LINUX else _LoopTimer)(self._hub.loop, self._fire)
+        self._timer = make_timer(self._hub.loop, self._fire)
 
     @property
     def next_ns(self) -> int | None:
@@ -86,33 +81,3 @@ class Alarms:
         if due_ns is not None and due_ns != self._armed_ns:
             self._armed_ns = due_ns
             self._timer.set(max(due_ns, 1))
-
-
-class _LoopTimer:
-    """libev's timer, where there is no timerfd: late by up to a millisecond."""
-
-    def __init__(self, loop: Any, callback: Callable[[], None]) -> None:
-        self._loop = loop
-        self._callback = callback
-        self._timer: Any = None
-
-    def set(self, due_ns: int) -> None:
-        """Expires at `due_ns`, in place of what was set."""
-        self.close()
-        self._loop.update_now()  # else its stale clock makes it early
-        left_s = max(due_ns - time.monotonic_ns(), 0) / NS_PER_S
-        self._timer = self._loop.timer(left_s)
-        self._timer.start(self._expired, due_ns)
-
-    def close(self) -> None:
-        """Stops what was set."""
-        if self._timer is not None:
-            self._timer.stop()
-            self._timer.close()
-            self._timer = None
-
-    def _expired(self, due_ns: int) -> None:
-        if time.monotonic_ns() < due_ns:
-            self.set(due_ns)
-        else:
-            self._callback()

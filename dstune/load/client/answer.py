@@ -184,13 +184,12 @@ class Answer:
 
     def on_message_complete(self) -> None:
         """The answer is over, or what came before it."""
-        if self.http_status is not None:
+        if self.http_status is not None and self._parser is not None and not self._is_over:
             self._is_over = True
+            self._keeps_alive = self._parser.should_keep_alive()
 
     def _finish(self) -> None:
         self._is_over = self.is_complete = True
-        if self._parser is not None:
-            self._keeps_alive = self._parser.should_keep_alive()
         if self._kind is _Kind.WHOLE and self._size:
             self.reader.feed_whole(self.last_ns, b"".join(self._body))
         elif self._kind is _Kind.STREAM:

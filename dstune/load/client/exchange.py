@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 from gevent.hub import get_hub
 
-from dstune.load.client.alarms import NS_PER_S, Alarms
+from dstune.load.client.alarms import Alarms
 from dstune.load.client.answer import Answer, Verdict
 from dstune.load.client.connection import BACKLOG_PIECES, Connection, Ended
 from dstune.load.client.parsing import ParseQueue
 from dstune.load.client.pool import ConnectFailed, Pool
+from dstune.load.client.timerfd import NS_PER_S
 from dstune.load.client.waiter import DeadlinePassed, Stopped, Waiter
 from dstune.load.wire import Reading, WireRequest
 from dstune.measure.sample import SampleError, Status

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from array import array
 
-from dstune.load.client.alarms import Alarm, Alarms
+from gevent.hub import get_hub
+
 from dstune.load.client.receiver import HAS_KERNEL_STAMPS
+from dstune.load.client.timerfd import make_timer
 from dstune.measure.client_health import ClientHealth
 
 BEAT_NS = 5_000_000
@@ -15,16 +17,17 @@ BEAT_NS = 5_000_000
 class Heart:
     """Beats every 5 ms and records how late; a beat that was missed is as late as its place."""
 
-    def __init__(self, alarms: Alarms) -> None:
-        self._alarms = alarms
+    def __init__(self) -> None:
         self._lags: array[int] = array("q")
         self._start_ns = time.monotonic_ns()
         self._start_cpu_s = time.process_time()
-        self._alarm: Alarm = alarms.at(self._start_ns + BEAT_NS, self._beat)
+        self._due_ns = self._start_ns + BEAT_NS
+        self._timer = make_timer(get_hub().loop, self._beat)
+        self._timer.set(self._due_ns, BEAT_NS)
 
     def stop(self, process: int) -> ClientHealth:
         """Ends the beating and returns what it showed."""
-        self._alarm.cancel()
+        self._timer.close()
         wall_ns = time.monotonic_ns() - self._start_ns
         lags = sorted(self._lags) or [0]
         return ClientHealth(
@@ -38,8 +41,7 @@ class Heart:
         )
 
     def _beat(self) -> None:
-        due_ns, now = self._alarm.due_ns, time.monotonic_ns()
-        while due_ns <= now:
-            self._lags.append(now - due_ns)
-            due_ns += BEAT_NS
-        self._alarm = self._alarms.at(due_ns, self._beat)
+        now = time.monotonic_ns()
+        while self._due_ns <= now:
+            self._lags.append(now - self._due_ns)
+            self._due_ns += BEAT_NS

@@ -19,13 +19,14 @@ import gevent
 import msgspec
 
 from dstune.load.client import samples
-from dstune.load.client.alarms import NS_PER_S, Alarms
+from dstune.load.client.alarms import Alarms
 from dstune.load.client.exchange import Exchange, Line, request_head
 from dstune.load.client.health import Heart
 from dstune.load.client.parsing import ParseQueue
 from dstune.load.client.pool import ConnectFailed, Pool
 from dstune.load.client.receiver import Receiver
 from dstune.load.client.tally import Tally
+from dstune.load.client.timerfd import NS_PER_S
 from dstune.load.client.waiter import Stopped, Waiter
 from dstune.load.wire import WirePlan, WireRequest, WireResult
 from dstune.measure.sample import Sample, Status
@@ -81,7 +82,7 @@ class Run:
         if plan.duration_s is not None:
             self._last_ns = start_ns + round(plan.duration_s * NS_PER_S)
             alarms.append(self._alarms.at(self._last_ns, self.stop))
-        heart = Heart(self._alarms)
+        heart = Heart()
         try:
             self._dispatch()
             while self._flows:

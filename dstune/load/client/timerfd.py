@@ -1,9 +1,15 @@
-"""Load client: a timerfd on the monotonic clock, which Python itself has from 3.13 on."""
+"""Load client: timers with absolute monotonic deadlines, to well under a millisecond.
+
+libev's own timers count in the whole milliseconds of epoll, and after a blocked second fire early
+by its stale clock. A timerfd does neither; Python itself has it from 3.13 on.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -58,3 +64,47 @@ class TimerFd:
         except BlockingIOError:
             return  # it was set anew since
         self._callback()
+
+
+class LoopTimer:
+    """libev's timer, where there is no timerfd: late by up to a millisecond."""
+
+    def __init__(self, loop: Any, callback: Callable[[], None]) -> None:
+        self._loop = loop
+        self._callback = callback
+        self._timer: Any = None
+
+    def set(self, due_ns: int, interval_ns: int = 0) -> None:
+        """As `TimerFd.set`."""
+        self.clear()
+        self._loop.update_now()  # else its stale clock makes it early
+        left_s = max(due_ns - time.monotonic_ns(), 0) / NS_PER_S
+        self._timer = self._loop.timer(left_s)
+        self._timer.start(self._expired, due_ns, interval_ns)
+
+    def clear(self) -> None:
+        """As `TimerFd.clear`."""
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer.close()
+            self._timer = None
+
+    def close(self) -> None:
+        """As `TimerFd.close`."""
+        self.clear()
+
+    def _expired(self, due_ns: int, interval_ns: int) -> None:
+        if time.monotonic_ns() < due_ns:
+            self.set(due_ns, interval_ns)
+            return
+        if interval_ns:
+            self.set(due_ns + interval_ns, interval_ns)
+        self._callback()
+
+
+Timer = TimerFd | LoopTimer
+
+
+def make_timer(loop: Any, callback: Callable[[], None]) -> Timer:
+    """The one for this system."""
+    return TimerFd(loop, callback) if sys.platform == "linux" else LoopTimer(loop, callback)

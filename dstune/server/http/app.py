@@ -23,6 +23,7 @@ from dstune.server.http.refusal import (
     bad_request,
     bad_value,
     engine_gone,
+    internal,
     no_such_route,
     shutting_down,
     wrong_method,
@@ -46,7 +47,7 @@ def make_app(service: Service) -> Starlette:
             Route("/v1/completions", complete, methods=["POST"]),
             Route("/v1/chat/completions", chat, methods=["POST"]),
         ],
-        exception_handlers={Refusal: _refuse, HTTPException: _refuse_route},  # type: ignore[dict-item]
+        exception_handlers={Refusal: _refuse, HTTPException: _refuse_route, Exception: _fail},  # type: ignore[dict-item]
     )
     app.router.redirect_slashes = False
     return app
@@ -113,6 +114,10 @@ def _json(document: Any) -> Response:
 async def _refuse(request: Request, refusal: Refusal) -> Response:
     headers = dict(refusal.headers)
     return Response(refusal.body(), refusal.status, headers, media_type="application/json")
+
+
+async def _fail(request: Request, error: Exception) -> Response:
+    return await _refuse(request, internal())  # starlette raises the error again, for the log
 
 
 async def _refuse_route(request: Request, error: HTTPException) -> Response:

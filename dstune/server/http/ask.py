@@ -241,7 +241,7 @@ def _checked_ids(ids: Sequence[Any], where: str, model: ModelFacts) -> TokenIds:
     if min(ids) < 0 or max(ids) >= model.vocab_size:
         wrong = next(one for one in ids if not 0 <= one < model.vocab_size)
         raise bad_request(
-            f"{where} holds the token id {shown_number(wrong)}, outside the vocabulary of "
+            f"{where} holds the token id {_shown_number(wrong)}, outside the vocabulary of "
             f"{model.vocab_size}",
             param,
             "invalid_value",
@@ -249,7 +249,7 @@ def _checked_ids(ids: Sequence[Any], where: str, model: ModelFacts) -> TokenIds:
     return tuple(ids)
 
 
-def shown_number(value: int) -> str:
+def _shown_number(value: int) -> str:
     """A client's number as an error may repeat it."""
     return str(value) if abs(value) < 1 << 64 else "of more than 64 bits"
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from dstune.server.http.refusal import bad_request
+
 MAX_HEAD_BYTES = 1 << 16
 
 
@@ -44,6 +46,16 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if self._head_bytes is not None and self._head_bytes > MAX_HEAD_BYTES:
             self._close()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP gets an error object as well, and the connection ends."""
+        body = bad_request("the request is not valid HTTP", None, "invalid_http").body()
+        head = (
+            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
 
     def on_headers_complete(self) -> None:
         """The head is complete, the request begins."""

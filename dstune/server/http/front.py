@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import errno
 import json
 import logging
@@ -137,6 +138,7 @@ class Front:
         )
         self._listener = Listener(config)
         self._listening = asyncio.create_task(self._listener.serve(sockets=[listening]))
+        gc.freeze()  # to search all that was imported for garbage would stall streams for 20 ms
         while not self._listener.started:
             if self._listening.done():
                 self._listening.result()
