@@ -2,16 +2,19 @@
 
 The model of latency: a step serves up to `max_num_seqs` sequences and takes `step_s`, faster
 with int8; requests beyond that wait. So more sequences mean more throughput and slower tokens.
+Hostile requests end as their kind should.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from dstune.knobs import KnobValue, Restart, restart_between
 from dstune.load.plan import LoadPlan, PlannedRequest
+from dstune.measure.anomalies import EXPECTED, Anomaly
 from dstune.measure.host import CpuReading
 from dstune.measure.progress import LoadProgress
 from dstune.measure.record import Run, Started, TrialRecord
@@ -102,7 +105,14 @@ class FakeTarget:
         noisy = random.Random(repr((plan.requests[0].request_id, sorted(self.knobs.items()))))
         token_s *= 1 + self.noise * noisy.uniform(-1, 1)
         slots = [started_ns] * min(seqs, plan.concurrency or seqs)
-        return [self._one(request, plan, slots, started_ns, token_s) for request in plan.requests]
+        samples = []
+        for request in plan.requests:
+            sample = self._one(request, plan, slots, started_ns, token_s)
+            waited_s = (sample.intended_ns - started_ns) / 1e9
+            if plan.duration_s is not None and waited_s > plan.duration_s:
+                break  # a closed loop whose time is over
+            samples.append(sample if sample.kind == "normal" else as_expected(sample))
+        return samples
 
     def _one(
         self, request: PlannedRequest, plan: LoadPlan, slots: list[int], start_ns: int,
@@ -130,6 +140,20 @@ class FakeTarget:
             prompt_tokens=len(request.prompt_token_ids), output_tokens=len(offsets),
             queue_ns=begin_ns - intended_ns, precision="bf16", backend="fake",
         )  # fmt: skip
+
+
+def as_expected(hostile: Sample) -> Sample:
+    """A hostile request that ended in the first of the ways that its kind allows."""
+    status = EXPECTED[Anomaly(hostile.kind)][0].status
+    if status is Status.CANCELLED:
+        return dataclasses.replace(hostile, status=status, error=SampleError.DISCONNECTED)
+    if status is Status.REJECTED:
+        return dataclasses.replace(
+            hostile, status=status, error=SampleError.BAD_REQUEST, http_status=400,
+            first_token_ns=None, last_token_ns=None, done_ns=hostile.intended_ns + 1_000_000,
+            chunk_offsets_ns=[], chunk_tokens=[], output_tokens=0,
+        )  # fmt: skip
+    return hostile
 
 
 @dataclass

@@ -320,5 +320,7 @@ MODES: dict[str, Callable[[Script], Answer]] = {
     "until_closed": _until_closed,
     "not_streamed": _not_streamed,
     "torn_terminator": _torn_terminator,
+    "then_closed": lambda script: Answer(_plain(script).steps, End.CLOSE),
+    "one_per_connection": _plain,  # the server closes at the second request, without a word
 }
 """Every mode by the name that a request's `script.mode` gives."""

@@ -8,8 +8,9 @@ prints `listening PORT`, and with `--with-parent` ends when its standard input c
 A request's body may hold `"script": {"mode", "ttft_ms", "itl_ms", "tokens"}`; without one the
 command line's figures hold, with `max_tokens` tokens. `POST /freeze {"after_ms", "ms"}` stops
 everything for a while, `POST /lateness` returns lateness in ns and forgets it, `GET /v1/models`
-names a model, `POST /connections` counts those so far, and `POST /written` returns, for each request that gave an `id`, when it arrived
-and between which two moments each step was written, in monotonic ns.
+names a model, `POST /connections` counts those so far, `POST /asked` returns the bodies since it
+was last asked, and `POST /written` returns, for each request that gave an `id`, when it arrived and
+between which two moments each step was written, in monotonic ns.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from scripted_answers import Answer, End, Script, answer
 
 NS_PER_MS = 1_000_000
 SO_TIMESTAMPNS = 35
-SPIN_NS = 1_500_000  # epoll counts in whole ms
+SPIN_NS = 1_500_000  # epoll counts in whole ms, and a core that sleeps is lent to others
 LINGER_RESET = struct.pack("ii", 1, 0)
 make_answer = lru_cache(maxsize=512)(answer)
 
@@ -45,6 +46,7 @@ class Connection:
         self.arrived_ns = 0
         self.waiting = bytearray()
         self.is_closed = False
+        self.num_requests = 0
         self.record: list[list[int]] | None = None  # of the request in hand
 
 
@@ -62,6 +64,7 @@ class Server:
         self._due: list[tuple[int, int, Any]] = []
         self._count = 0
         self._lateness: array[int] = array("q")
+        self._asked: list[dict[str, Any]] = []  # what gave no script
         self._written: dict[str, list[list[int]]] = {}
         self._watches_parent = False
         self._num_accepted = 0
@@ -150,14 +153,24 @@ class Server:
             self._lateness = array("q")
         elif path == "/connections":
             self._reply(connection, self._num_accepted)
+        elif path == "/asked":
+            self._reply(connection, self._asked)
+            self._asked = []
         elif path == "/written":
             self._reply(connection, self._written)
             self._written = {}
         elif path == "/v1/models":
             self._reply(connection, {"object": "list", "data": [{"id": "scripted"}]})
         else:
-            asked = json.loads(body)
-            work = make_answer(self._script(path, asked))
+            asked = json.loads(body) if body else {}
+            if "script" not in asked:
+                self._asked.append(asked)
+            script = self._script(path, asked)
+            connection.num_requests += 1
+            if script.mode == "one_per_connection" and connection.num_requests > 1:
+                self._close(connection)
+                return
+            work = make_answer(script)
             if "id" in asked:
                 self._written[asked["id"]] = [[base, base]]
                 connection.record = self._written[asked["id"]]

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dstune.errors import UsageError
-
 if TYPE_CHECKING:
     from dstune.measure.run_folder import RunFolder
     from dstune.profile.model import Profile
@@ -56,18 +54,17 @@ def run(
     from dstune.measure.fingerprint import fingerprint
     from dstune.profile.load import load_profile
     from dstune.target.open import Access, read_key
-    from dstune.tune.loadtest import begin, configuration, under_load
+    from dstune.tune.loadtest import begin, configuration, under_load, with_fresh_prompts
 
     changes = list(overrides or [])
     changes += [f"target={json.dumps(target)}"] if target is not None else []
-    if rate is not None and users is not None:
-        raise UsageError("--rate is an open loop, --users a closed one: give one of them")
     loaded = under_load(
         load_profile(profile, changes), duration=duration, rate_per_s=rate, users=users
     )
     access = Access(num_processes=processes, api_key=read_key(api_key_file))
     knobs = configuration(loaded, recommended, output)
-    folder = begin(loaded, knobs, output, sys.argv[1:], fingerprint())
+    loaded, notes = with_fresh_prompts(loaded, changes)
+    folder = begin(loaded, knobs, output, sys.argv[1:], fingerprint(), notes)
     return _carry_out(folder, access, as_json)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import selectors
+import signal
 import socket
 import subprocess
 import tempfile
@@ -45,6 +46,7 @@ class _Child:
     process: subprocess.Popen[bytes]
     channel: socket.socket
     received: bytearray = field(default_factory=bytearray)
+    is_running: bool = False
     progress: dict[str, Any] = field(default_factory=dict)
 
 
@@ -69,7 +71,7 @@ class LocustProcesses:
         """Carries out one share per process; they begin at the same moment.
 
         Raises `TargetError` when a process died, `LoadInterrupted` with what was measured when a
-        `KeyboardInterrupt` came.
+        `KeyboardInterrupt` came. Whatever ends it, no process is left in the middle of it.
         """
         folder = Path(self._folder.name)
         results = [folder / f"result-{index}.msgpack" for index in range(len(plans))]
@@ -81,31 +83,29 @@ class LocustProcesses:
             write_plan(path, plan)
             result.unlink(missing_ok=True)
         start_ns = time.monotonic_ns() + lead_ns
-        for child, path, result in zip(running, paths, results, strict=True):
-            child.progress = {}
-            order = {"op": "run", "plan": str(path), "result": str(result), "start_ns": start_ns}
-            self._send(child, order)
         try:
+            for child, path, result in zip(running, paths, results, strict=True):
+                child.progress, child.is_running = {}, True
+                order = {"op": "run", "plan": str(path), "result": str(result)}
+                self._send(child, {**order, "start_ns": start_ns})
             self._follow(running, planned, start_ns, watch)
-        except KeyboardInterrupt:
-            for child in running:
-                self._send(child, {"op": "abort"})
-            deadline = time.monotonic() + ABORT_TIMEOUT_S
-            for child, result in zip(running, results, strict=True):
-                if not result.is_file():
-                    self._await(child, "ran", deadline)
-            raise LoadInterrupted([read_result(one) for one in results]) from None
+        except BaseException as error:
+            self._abort(running)
+            if isinstance(error, KeyboardInterrupt) and all(one.is_file() for one in results):
+                raise LoadInterrupted([read_result(one) for one in results]) from None
+            raise
         return [read_result(one) for one in results]
 
     def stop(self) -> None:
         """Ends the children: asked first, killed when they do not; harmless when called twice."""
         for child in self._children:
             with contextlib.suppress(OSError):
-                self._send(child, {"op": "quit"})
+                _write(child, {"op": "quit"})
             child.channel.close()
+        deadline = time.monotonic() + QUIT_TIMEOUT_S
         for child in self._children:
             try:
-                child.process.wait(QUIT_TIMEOUT_S)
+                child.process.wait(max(deadline - time.monotonic(), 0.001))
             except subprocess.TimeoutExpired:
                 child.process.kill()
                 child.process.wait()
@@ -114,9 +114,19 @@ class LocustProcesses:
 
     def _send(self, child: _Child, order: dict[str, Any]) -> None:
         try:
-            child.channel.sendall(json.dumps(order).encode() + b"\n")
-        except BrokenPipeError:
+            _write(child, order)
+        except OSError:
             raise self._death(child) from None
+
+    def _abort(self, running: Sequence[_Child]) -> None:
+        """Ends the run of those that are still at it, and waits until they have ended it."""
+        busy = [child for child in running if child.is_running]
+        for child in busy:
+            self._send(child, {"op": "abort"})
+        deadline = time.monotonic() + ABORT_TIMEOUT_S
+        for child in busy:
+            if child.is_running:
+                self._await(child, "ran", deadline)
 
     def _follow(
         self, running: Sequence[_Child], planned: int, start_ns: int, watch: Watch | None
@@ -162,18 +172,31 @@ class LocustProcesses:
         child.received = bytearray(rest)
         events: list[dict[str, Any]] = [json.loads(line) for line in lines]
         for event in events:
+            if event["event"] in ("ran", "error"):
+                child.is_running = False
             if event["event"] == "error":
-                raise TargetError(f"a load process failed: {event['message']}")
+                why = " ".join(event["message"].split())
+                raise TargetError(f"a load process failed: {why}; its log is {self._log_path}")
         return events
 
     def _death(self, child: _Child) -> TargetError:
+        """Why a process is gone, in one line: its log's last words and the signal or status."""
+        child.is_running = False
+        log = f"; its log is {self._log_path}"
         try:
             status = child.process.wait(QUIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            return TargetError(f"a load process closed its channel; its log is {self._log_path}")
+            return TargetError(f"a load process closed its channel{log}")
+        if status < 0:
+            cause = " (out of memory?)" if status == -signal.SIGKILL else ""
+            return TargetError(f"a load process was killed by signal {-status}{cause}{log}")
         lines = self._log_path.read_text(errors="replace").split("\n")
-        said = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return TargetError(f"a load process ended with status {status}: {said}")
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+        return TargetError(f"a load process exited with status {status}: {said}{log}")
+
+
+def _write(child: _Child, order: dict[str, Any]) -> None:
+    child.channel.sendall(json.dumps(order).encode() + b"\n")
 
 
 def _start(locustfile: Path, index: int, log: Any) -> _Child:
@@ -216,11 +239,12 @@ def _together(children: Sequence[_Child], planned: int, start_ns: int) -> LoadPr
         ttft_ms=recent("ttft_ms"),
         tpot_ms=recent("tpot_ms"),
         e2e_ms=recent("e2e_ms"),
+        itl_ms=recent("itl_ms"),
     )
 
 
 def _forget_recent(children: Sequence[_Child]) -> None:
     """Latencies were handed on once; the counts stay."""
     for child in children:
-        for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
+        for name in ("ttft_ms", "tpot_ms", "e2e_ms", "itl_ms"):
             child.progress.pop(name, None)

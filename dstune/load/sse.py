@@ -33,19 +33,14 @@ class _Delta(msgspec.Struct, gc=False):
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
-    tool_calls: msgspec.Raw | None = None
+    tool_calls: Any = None
 
     def length(self) -> int:
         """How much text it adds, under whichever name."""
         text = self.content or self.reasoning_content or self.reasoning or self.refusal
         if text:
             return len(text)
-        calls = self.tool_calls
-        return 0 if calls is None else _length_of_calls(bytes(calls))
-
-
-def _length_of_calls(raw: bytes) -> int:
-    return 0 if raw in (b"null", b"[]") else len(raw)
+        return len(str(self.tool_calls)) if self.tool_calls else 0
 
 
 class _Choice(msgspec.Struct, gc=False):

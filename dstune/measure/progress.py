@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class LoadProgress:
-    """Counts so far over all load processes; latencies are those since the report before."""
+    """Counts so far over all load processes; latencies are those since the report before.
+
+    `ttft_ms`, `tpot_ms` and `e2e_ms` have one entry for each normal request that ended ok.
+    """
 
     planned: int
     finished: int
@@ -18,6 +21,7 @@ class LoadProgress:
     output_tokens: int = 0
     elapsed_s: float = 0.0
     errors: Mapping[str, int] = field(default_factory=dict)  # `SampleError` -> requests so far
-    ttft_ms: tuple[float, ...] = ()
-    tpot_ms: tuple[float, ...] = ()
-    e2e_ms: tuple[float, ...] = ()
+    ttft_ms: tuple[float | None, ...] = ()
+    tpot_ms: tuple[float | None, ...] = ()
+    e2e_ms: tuple[float | None, ...] = ()
+    itl_ms: tuple[float, ...] = ()

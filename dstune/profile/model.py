@@ -223,6 +223,11 @@ class Profile(Record):
         )
 
     @property
+    def is_target_url(self) -> bool:
+        """Whether the target is a server that somebody else started."""
+        return self.target.startswith(("http://", "https://"))
+
+    @property
     def aim(self) -> Objective:
         """The objective in force."""
         return self.objective or _OBJECTIVES[self.scenario]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from array import array
 from collections import deque
@@ -27,7 +28,8 @@ LINE_EVERY_S = 10.0  # where there is no terminal
 MOST_RECENT = 20_000  # values per metric; older ones leave the provisional percentiles
 RECENT_S = 10.0
 PERCENTS = (50.0, 90.0, 99.0)
-METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
+_LIMIT = re.compile(r"(ttft|tpot|e2e)_p([\d.]+)_ms")
+METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 
 
 def print_loadtest(result: Result, console: Console | None = None) -> None:
@@ -89,7 +91,8 @@ class LiveLoadtest:
         self._live: Live | None = None
         self._shown_s = float("-inf")
         self._load = _Offered({})
-        self._seen = _Seen()
+        self._limits_ms: Mapping[str, float] = {}
+        self._seen = _Seen({})
 
     def __enter__(self) -> LiveLoadtest:
         if self._console.is_terminal:
@@ -105,6 +108,7 @@ class LiveLoadtest:
     def begins(self, run: Run, folder: Path, num_finished: int) -> None:
         """Says what is going to happen."""
         self._load = _Offered(run.profile.get("arrivals", {}))
+        self._limits_ms = limits_ms(run.profile.get("slo", {}))
         lasts = f" for {words.duration(self._load.duration_s)}" if self._load.duration_s else ""
         self._print(f"{run.profile['name']}: load test{lasts}; run folder {folder}")
 
@@ -114,7 +118,7 @@ class LiveLoadtest:
 
     def starts(self, trial: Started) -> None:
         """The target is opened and warmed up; nothing counts yet."""
-        self._seen = _Seen()
+        self._seen = _Seen(self._limits_ms)
         self._shown_s = self._clock_s()
         if self._live is not None:
             self._live.update(Text("starting and warming up"), refresh=True)
@@ -162,31 +166,50 @@ class _Offered:
         return None if first is None or last is None else float(first + share * (last - first))
 
 
-class _Seen:
-    """The latest latencies, and what was sent and made over the last seconds."""
+def limits_ms(slo: Mapping[str, Any]) -> dict[str, float]:
+    """What each request has to keep to count as good, for each metric: its highest percentile's."""
+    found: dict[str, tuple[float, float]] = {}
+    for key, limit in slo.items():
+        match = _LIMIT.fullmatch(key)
+        if match is not None:
+            found[match[1]] = max(found.get(match[1], (0.0, 0.0)), (float(match[2]), float(limit)))
+    return {metric: limit for metric, (_, limit) in found.items()}
 
-    def __init__(self) -> None:
+
+class _Seen:
+    """The latest latencies, and what was sent, made and good over the last seconds."""
+
+    def __init__(self, limits: Mapping[str, float]) -> None:
+        self._limits_ms = limits
+        self._num_good = 0
         self.latencies_ms: dict[str, deque[float]] = {
             name: deque(maxlen=MOST_RECENT) for name in METRICS
         }
-        self._marks: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])
+        self._marks: deque[tuple[float, int, int, int]] = deque([(0.0, 0, 0, 0)])
 
     def add(self, progress: LoadProgress) -> None:
         """Takes in one report."""
-        self.latencies_ms["ttft"].extend(progress.ttft_ms)
-        self.latencies_ms["tpot"].extend(progress.tpot_ms)
-        self.latencies_ms["e2e"].extend(progress.e2e_ms)
-        self._marks.append((progress.elapsed_s, progress.sent, progress.output_tokens))
+        requests = {"ttft": progress.ttft_ms, "tpot": progress.tpot_ms, "e2e": progress.e2e_ms}
+        for name, values in requests.items():
+            self.latencies_ms[name].extend(value for value in values if value is not None)
+        self.latencies_ms["itl"].extend(progress.itl_ms)
+        names = [name for name in requests if name in self._limits_ms]
+        for each in zip(*requests.values(), strict=True):
+            values_of = dict(zip(requests, each, strict=True))
+            self._num_good += all((values_of[one] or 0.0) <= self._limits_ms[one] for one in names)
+        mark = (progress.elapsed_s, progress.sent, progress.output_tokens, self._num_good)
+        self._marks.append(mark)
         while len(self._marks) > 2 and self._marks[1][0] <= progress.elapsed_s - RECENT_S:
             self._marks.popleft()
 
-    def recent_per_s(self) -> tuple[float, float]:
-        """Requests sent and tokens made per second, over the last seconds."""
+    def recent_per_s(self) -> tuple[float, float, float]:
+        """Requests sent, tokens made and good requests per second, over the last seconds."""
         first, last = self._marks[0], self._marks[-1]
         seconds = last[0] - first[0]
         if seconds <= 0:
-            return 0.0, 0.0
-        return (last[1] - first[1]) / seconds, (last[2] - first[2]) / seconds
+            return 0.0, 0.0, 0.0
+        sent, tokens, good = ((last[at] - first[at]) / seconds for at in (1, 2, 3))
+        return sent, tokens, good
 
     def percentiles(self, name: str) -> list[str]:
         """The provisional percentiles of one latency, in words."""
@@ -216,6 +239,11 @@ def _sent(progress: LoadProgress, seen: _Seen, load: _Offered) -> str:
     return f"sent {progress.sent:,} ({recent}/s{asked}), {progress.in_flight:,} in flight"
 
 
+def _made(seen: _Seen) -> str:
+    _, tokens, good = map(words.number, seen.recent_per_s())
+    return f"{tokens} tokens/s, goodput {good}/s"
+
+
 def _errors(progress: LoadProgress) -> str:
     return f"not ok (hostile ones included): {words.counts(dict(progress.errors))}"
 
@@ -225,11 +253,10 @@ def _line(progress: LoadProgress, seen: _Seen, load: _Offered) -> str:
     latencies = ", ".join(
         f"{label} {'/'.join(seen.percentiles(name))}" for name, label in METRICS.items()
     )
-    tokens = words.number(seen.recent_per_s()[1])
     return (
         f"{_share_done(progress, load):.0%}, {_left(progress, load)}: "
         f"{_sent(progress, seen, load)}, {progress.ok:,} ok; so far p50/p90/p99 ms {latencies}; "
-        f"{tokens} tokens/s; {_errors(progress)}"
+        f"{_made(seen)}; {_errors(progress)}"
     )
 
 
@@ -240,11 +267,10 @@ def _table(progress: LoadProgress, seen: _Seen, load: _Offered) -> Group:
         (label, *seen.percentiles(name), f"{len(seen.latencies_ms[name]):,}")
         for name, label in METRICS.items()
     )
-    tokens = words.number(seen.recent_per_s()[1])
     elapsed = words.duration(progress.elapsed_s)
     return Group(
         Text(f"{elapsed} in, {_left(progress, load)}"),
-        Text(f"{_sent(progress, seen, load)}; {progress.ok:,} ok; {tokens} tokens/s"),
+        Text(f"{_sent(progress, seen, load)}; {progress.ok:,} ok; {_made(seen)}"),
         as_rich(Table(head, rows)),
         Text(_errors(progress)),
         ProgressBar(total=1.0, completed=_share_done(progress, load), width=40),

@@ -1,1 +1,1 @@
-"""Server: the engine as a child process, steered over a pipe."""
+"""Server: the engine's process, steered over a pipe, and the HTTP front before it."""

@@ -8,9 +8,13 @@ error, which is the log.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import signal
 import sys
+
+PIPE_BYTES = 1 << 20  # some hundred steps of a full batch
 
 
 def main(arguments: list[str]) -> None:
@@ -27,6 +31,9 @@ def main(arguments: list[str]) -> None:
         # then closes the pipe, which ends this process
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with contextlib.suppress(OSError):  # no pipe, or more than the system allows
+        # a reader that is held up for a moment must not hold up the engine's steps
+        fcntl.fcntl(events, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     # torch takes seconds to import, and the front does without it
     from dstune.server.steer import serve
 

@@ -26,7 +26,11 @@ from dstune.stats.metrics import (
 def vllm_bench(
     samples: Sequence[Sample], loop: Loop, limits: Sequence[Limit], rate_per_s: float | None
 ) -> dict[str, Any]:
-    """One repetition as the JSON that `vllm bench serve --save-result` writes."""
+    """One repetition as the JSON that `vllm bench serve --save-result` writes.
+
+    Hostile requests are no part of it.
+    """
+    samples = [one for one in samples if one.kind == "normal"]
     span = whole(samples)
     duration = span.seconds if span else 0.0
     done = [one for one in samples if is_ok(one)]

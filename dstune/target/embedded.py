@@ -27,7 +27,7 @@ from dstune.load.plan import LoadPlan
 from dstune.measure.progress import LoadProgress
 from dstune.measure.sample import Sample, SampleError, Status, StepSample
 from dstune.target.http_load import Endpoint, HttpLoad, stamped
-from dstune.target.target import Configured, LoadResult, Progress
+from dstune.target.target import Configured, Interrupted, LoadResult, Progress
 
 QUIT_TIMEOUT_S = 5.0
 Driver = Literal["http", "offline"]
@@ -117,11 +117,23 @@ class EmbeddedTarget:
         assert isinstance(max_model_len, int)
         asker = Asker(model=str(self._model["name"]), max_model_len=max_model_len)
         self._ask({"op": "steps"})  # those of earlier loads
+
+        def watch(seen: LoadProgress) -> None:
+            if self._child.poll() is not None:  # else the rest of the load would meet nobody
+                raise self._death()
+            if progress is not None:
+                progress(seen)
+
         try:
-            result = load.run(plan, Endpoint(self._url, asker), progress)
+            return self._completed(load.run(plan, Endpoint(self._url, asker), watch), effective)
         except TargetError as error:
             # the load stopped because the server did: the server's own words say why
             raise self._death() if self._child.poll() is not None else error from None
+        except Interrupted as interrupt:
+            raise Interrupted(self._completed(interrupt.result, effective)) from None
+
+    def _completed(self, result: LoadResult, effective: Mapping[str, KnobValue]) -> LoadResult:
+        """The same result with what only the server knows of it."""
         steps = self._ask({"op": "steps"})["steps"]
         result = stamped(result, str(effective["precision"]), str(effective["backend"]))
         return dataclasses.replace(result, steps=_steps(steps))

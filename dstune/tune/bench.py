@@ -101,7 +101,8 @@ class Bench:
         """Runs a trial and writes its samples; what this machine cannot run is `infeasible`.
 
         A failure of the default configuration that is not about its knobs is raised instead:
-        then it is the model or the target that does not work.
+        then it is the model or the target that does not work. A load test has no other
+        configuration to go on with, so there every error is raised.
         """
         started_ns = self._setting.clock_ns()
         self._start_s, self._num_planned = 0.0, 0
@@ -110,6 +111,8 @@ class Bench:
         except (KnobError, ModelError, TargetError) as error:
             if isinstance(error, TargetError):
                 self.close()
+            if job.phase == "loadtest":
+                raise
             is_first = job.phase == "search" and job.planned.origin == "default"
             if is_first and isinstance(error, TargetError):
                 message = f"the default configuration failed: {error}"
@@ -139,8 +142,9 @@ class Bench:
         for index, repetition in enumerate(job.repetitions):
             target.reset_caches()
             plan = self._make_plan(repetition, tokens, warmup)
-            loads.append(self._repeat(target, job, index, plan))
-            self._num_planned += len(plan.requests)
+            repetition_load = self._repeat(target, job, index, plan)
+            loads.append(repetition_load)
+            self._num_planned += _num_due(plan, repetition_load[1])
         return configured, loads
 
     def _plan_of_profile(
@@ -193,7 +197,7 @@ class Bench:
             clients=result.clients,
             server=result.server_metrics,
             host=host,
-            is_server_ours=not self._profile.target.startswith(("http://", "https://")),
+            is_server_ours=not self._profile.is_target_url,
         )
 
     def _measured(
@@ -264,7 +268,7 @@ class Bench:
             kind = KnobError if named else ProfileError
             raise kind(
                 f"{self._profile.describe_longest()}, but max_model_len of "
-                f"{self._profile.model} is {length} here"
+                f"{configured.model.get('name', self._profile.model)} is {length} here"
             )
 
     def _tokens_of(self, target: Target, configured: Configured) -> list[int]:
@@ -287,6 +291,14 @@ class Bench:
         )
         random = Random(self._profile.workload.seed)
         return [random.randrange(vocab_size) for _ in range(NUM_RANDOM_TOKENS)]
+
+
+def _num_due(plan: LoadPlan, result: LoadResult) -> int:
+    """How many requests were planned; a closed loop that ends by the clock has a pool instead, of
+    which those count whose turn came.
+    """
+    is_pool = plan.concurrency is not None and plan.duration_s is not None
+    return len(result.samples) if is_pool else len(plan.requests)
 
 
 def _named(result: LoadResult, trial_id: str, repetition: int) -> LoadResult:

@@ -6,30 +6,33 @@ the same. What an interrupt leaves is kept and judged as far as it goes.
 
 from __future__ import annotations
 
+import secrets
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dstune.errors import DstuneError, ExitCode, UsageError
+from dstune.errors import DstuneError, ExitCode, TargetError, UsageError
 from dstune.knobs import KnobValue, complete
 from dstune.load.build import build_plan, closed_loop_requests
 from dstune.load.plan import LoadPlan
 from dstune.measure.anomalies import HANDLED_TARGET
 from dstune.measure.record import VOIDING, Claim, PlannedTrial, Run, Started, TrialRecord, Verdict
-from dstune.measure.run_folder import RunFolder
+from dstune.measure.run_folder import RECOMMENDED, RunFolder
 from dstune.profile.durations import parse_duration
 from dstune.profile.load import dump_profile, restore_profile
 from dstune.profile.model import LOADTEST_DURATION_S, ArrivalKind, Profile
 from dstune.profile.offered import with_concurrency, with_duration, with_rate
-from dstune.stats.metrics import tpot_s, ttft_s
+from dstune.stats.metrics import is_ok, tpot_s, ttft_s
 from dstune.target.target import LoadResult
 from dstune.tune.bench import Bench, Job, Setting
 from dstune.tune.recommendation import describe_load
 
 TRIAL_ID = "loadtest"
+SEED = "workload.seed"
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ def under_load(
     """
     if profile.driver != "http":
         raise UsageError("a load test goes over HTTP: leave driver away, or set it to http")
+    if rate_per_s is not None and users is not None:
+        raise UsageError("--rate is an open loop, --users a closed one: give one of them")
     if rate_per_s is not None:
         profile = with_rate(profile, rate_per_s)
     if users is not None:
@@ -71,12 +76,37 @@ def under_load(
     return with_duration(profile, LOADTEST_DURATION_S)
 
 
+def with_fresh_prompts(
+    profile: Profile, overrides: Sequence[str]
+) -> tuple[Profile, tuple[str, ...]]:
+    """The profile with a seed of its own where it loads a URL, and the note that says so.
+
+    The prefix cache of such a server cannot be relied on to be emptied, so it would answer the
+    prompts of an earlier load from there. A seed among the overrides (`a.b=c`) stands.
+    """
+    if not profile.is_target_url or any(one.partition("=")[0].strip() == SEED for one in overrides):
+        return profile, ()
+    seed = secrets.randbelow(1 << 32)
+    work = profile.workload.model_copy(update={"seed": seed})
+    note = (
+        f"prompts are new, since {profile.target} may have those of an earlier load in its prefix "
+        f"cache: {SEED} is {seed}; --set {SEED}={seed} asks the same again"
+    )
+    return profile.model_copy(update={"workload": work}), (note,)
+
+
 def configuration(profile: Profile, recommended: str | None, root: Path) -> dict[str, KnobValue]:
-    """The knobs to test: the profile's own, or those that a sweep recommended."""
+    """The knobs to test: the profile's own, or those that a sweep recommended.
+
+    `recommended` names a run, or its recommended.yaml; raises `UsageError` where there is none.
+    """
     if recommended is None:
         return complete(profile.knobs)
+    if profile.is_target_url:
+        raise UsageError(f"--recommended cannot be applied to {profile.target}: start it that way")
     path = Path(recommended)
-    folder = RunFolder(path.parent) if path.is_file() else RunFolder.find(recommended, root)
+    is_file = path.name == RECOMMENDED and path.is_file()
+    folder = RunFolder(path.parent) if is_file else RunFolder.find(recommended, root)
     found = folder.recommendation()
     if found is None:
         raise UsageError(f"{folder.path} holds no recommended.yaml: its sweep recommended nothing")
@@ -89,6 +119,7 @@ def begin(
     root: Path,
     argv: Sequence[str],
     environment: dict[str, Any],
+    notes: tuple[str, ...] = (),
 ) -> RunFolder:
     """Makes the run folder of a load test of one configuration; nothing is started yet."""
     folder = RunFolder.create(root, "loadtest", profile.name)
@@ -103,6 +134,7 @@ def begin(
             profile=dump_profile(profile),
             environment=environment,
             plan=(planned,),
+            notes=notes,
         )
     )
     return folder
@@ -131,6 +163,8 @@ def _carry_out(
 ) -> Outcome:
     planned = run.plan[0]
     setting.observer.begins(run, folder.path, 0)
+    for note in run.notes:
+        setting.observer.notes(note)
     setting.observer.starts(
         Started(trial_id=TRIAL_ID, phase="loadtest", number=1, total=1, changed={},
                 eta_s=None, best=None)
@@ -165,7 +199,14 @@ def _plan_maker(profile: Profile) -> Any:
 
 
 def _fastest_s(profile: Profile, warmup: LoadResult) -> float:
-    """Seconds of a request of typical length at twice the pace of the warm-up's fastest."""
+    """Seconds of a request of typical length at twice the pace of the warm-up's fastest.
+
+    Raises `TargetError` when none of the warm-up ended ok: then there is no pace.
+    """
+    if not any(map(is_ok, warmup.samples)):
+        ends = Counter(f"{one.status.value}: {one.error.value}" for one in warmup.samples)
+        said = ", ".join(f"{num} {end}" for end, num in ends.most_common())
+        raise TargetError(f"no warm-up request ended ok ({said}), so nothing was measured")
     first_s = min((value for one in warmup.samples if (value := ttft_s(one))), default=1e-3)
     each_s = min((value for one in warmup.samples if (value := tpot_s(one))), default=1e-4)
     return (first_s + each_s * profile.workload.output_tokens.typical) / 2

@@ -134,6 +134,16 @@ def test_prompts_begin_like_no_other_when_the_corpus_is_used_up() -> None:
     assert corpus.prompt(3, 16)[1:] == corpus.prompt(203, 16)[1:], "text but for the first token"
 
 
+def test_loads_of_two_drawn_seeds_have_no_beginning_in_common() -> None:
+    def beginnings(seed: int) -> set[tuple[int, ...]]:
+        corpus = Corpus(TOKENS, seed)
+        return {corpus.prompt(place, 16) for place in range(1000)}
+
+    # of 5000 places 200 are expected to be in both
+    assert len(beginnings(1) & beginnings(2)) > 100
+    assert not beginnings(3_000_000_001) & beginnings(4_000_000_002)
+
+
 def test_a_closed_loop_has_enough_to_do() -> None:
     # 4 at a time, each at least 0.3 s: in 1 s every place begins 4 at most (0, 0.3, 0.6, 0.9)
     assert closed_loop_requests(4, 1.0, 0.3) == 4 * 5

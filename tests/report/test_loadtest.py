@@ -265,8 +265,8 @@ def progress(elapsed_s: float, **values: Any) -> LoadProgress:
     base: dict[str, Any] = {
         "planned": 1800, "finished": int(29 * elapsed_s), "sent": int(30 * elapsed_s),
         "in_flight": 12, "ok": int(28 * elapsed_s), "output_tokens": int(1400 * elapsed_s),
-        "errors": {"bad_request": 5}, "ttft_ms": (40.0, 50.0, 60.0), "tpot_ms": (10.0,),
-        "e2e_ms": (700.0,),
+        "errors": {"bad_request": 5}, "ttft_ms": (40.0, 50.0, 60.0), "tpot_ms": (10.0, None, 10.0),
+        "e2e_ms": (700.0, 700.0, 700.0), "itl_ms": (8.0, 9.0),
     }  # fmt: skip
     return LoadProgress(elapsed_s=elapsed_s, **{**base, **values})
 
@@ -278,7 +278,8 @@ def watched(
     """What a run of `seconds` shows that reports `per_s` times a second."""
     out, clock = io.StringIO(), Clock()
     console = Console(file=out, width=160, force_terminal=is_terminal, color_system=None)
-    run = one.run.model_copy(update={"profile": {"name": "chat", "arrivals": arrivals}})
+    slo = {"ttft_p50_ms": 1.0, "ttft_p99_ms": 55.0, "success_rate": 0.99}
+    run = one.run.model_copy(update={"profile": {"name": "chat", "arrivals": arrivals, "slo": slo}})
     with LiveLoadtest(console, clock) as live:
         live.begins(run, one.folder, 0)
         live.notes("something")
@@ -299,8 +300,8 @@ def test_on_a_pipe_a_plain_line_every_ten_seconds(tmp_path: Path) -> None:
     assert len(told) == 4
     assert told[0] == (
         "17%, 50s left: sent 300 (30/s of 30/s asked), 12 in flight, 280 ok; "
-        "so far p50/p90/p99 ms TTFT 50/60/60, TPOT 10/10/10, E2E 700/700/700; "
-        "1,400 tokens/s; not ok (hostile ones included): bad_request=5"
+        "so far p50/p90/p99 ms TTFT 50/60/60, TPOT 10/10/10, ITL 8.5/9/9, E2E 700/700/700; "
+        "1,400 tokens/s, goodput 8/s; not ok (hostile ones included): bad_request=5"
     )
     assert told[3].startswith("67%, 20s left: sent 1,200 ")
 
@@ -355,5 +356,6 @@ def test_only_recent_values_are_kept(tmp_path: Path) -> None:
         live.starts(STARTED)
         for value in (1.0, 2.0):
             clock.now += 6
-            live.advances(1, 1, progress(clock.now, ttft_ms=(value,) * 20_000))
+            many = (value,) * 20_000
+            live.advances(1, 1, progress(clock.now, ttft_ms=many, tpot_ms=many, e2e_ms=many))
     assert "TTFT 2/2/2" in out.getvalue()

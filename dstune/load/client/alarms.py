@@ -6,6 +6,7 @@ However many moments there are, they share one timer.
 from __future__ import annotations
 
 import heapq
+import logging
 import time
 from collections.abc import Callable
 from itertools import count
@@ -56,6 +57,10 @@ class Alarms:
             self._arm()
         return alarm
 
+    def now_ns(self) -> int:
+        """The clock that moments are of."""
+        return time.monotonic_ns()
+
     def is_past(self, due_ns: int) -> bool:
         """Whether a moment has come."""
         return time.monotonic_ns() >= due_ns
@@ -68,13 +73,14 @@ class Alarms:
         self._armed_ns = None
         heap = self._heap
         now = time.monotonic_ns()
-        try:
-            while heap and heap[0][0] <= now:
-                callback = heapq.heappop(heap)[2].callback
-                if callback is not None:
+        while heap and heap[0][0] <= now:
+            callback = heapq.heappop(heap)[2].callback
+            if callback is not None:
+                try:
                     callback()
-        finally:
-            self._arm()
+                except Exception:  # gevent would stop the timer for good
+                    logging.getLogger(__name__).exception("an alarm failed")
+        self._arm()
 
     def _arm(self) -> None:
         due_ns = self.next_ns

@@ -210,12 +210,12 @@ class Answer:
             return _BY_FAULT[reader.fault]
         if not (self.is_complete or reader.is_done):
             return Verdict(_FAILED, SampleError.RESET)
-        if not reader.num_chunks and (
-            reader.is_done or reader.finish_reason or not reader.num_events
-        ):
-            return Verdict(_FAILED, SampleError.NO_TOKENS)
         is_ended = reader.is_done or reader.finish_reason or self._kind is _Kind.WHOLE
-        return Verdict(Status.OK) if is_ended else Verdict(_FAILED, SampleError.TRUNCATED)
+        if not is_ended and reader.num_events:
+            return Verdict(_FAILED, SampleError.TRUNCATED)
+        if not reader.num_chunks:
+            return Verdict(_FAILED, SampleError.NO_TOKENS)
+        return Verdict(Status.OK)
 
     def _refused(self, status: int) -> Verdict:
         if status in _BY_STATUS:

@@ -114,7 +114,11 @@ class Control:
             _exit()
         *lines, self._received = (self._received + data).split(b"\n")
         for line in lines:
-            self._obey(json.loads(line))
+            try:
+                self._obey(json.loads(line))
+            except Exception as error:  # gevent would stop watching for good
+                logging.getLogger(__name__).exception("an order failed")
+                self._send({"event": "error", "message": f"{type(error).__name__}: {error}"})
 
     def _obey(self, command: Command) -> None:
         match command["op"]:

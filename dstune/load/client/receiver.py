@@ -8,6 +8,7 @@ server sends twice on one connection within that time has one stamp for both.
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -52,6 +53,13 @@ class EpollReceiver:
         if self._callbacks.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
+    def close(self) -> None:
+        """Watches nothing any more."""
+        self._watcher.stop()
+        self._watcher.close()
+        self._timer.close()
+        self._epoll.close()
+
     def _came(self) -> None:
         now = time.monotonic_ns()
         self._look()
@@ -78,7 +86,11 @@ class EpollReceiver:
         for fd, _ in events:
             callback = callbacks.get(fd)  # an earlier one may have ended this one
             if callback is not None:
-                callback()
+                try:
+                    callback()
+                except Exception:  # gevent would stop watching for good
+                    logging.getLogger(__name__).exception("a receive failed")
+                    self.unwatch(fd)
         return len(events)
 
     def _read_clocks(self) -> None:
@@ -116,6 +128,11 @@ class LoopReceiver:
         if watcher is not None:
             watcher.stop()
             watcher.close()
+
+    def close(self) -> None:
+        """As `EpollReceiver.close`."""
+        for fd in list(self._watchers):
+            self.unwatch(fd)
 
 
 Receiver = EpollReceiver | LoopReceiver

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from dstune.load.client.exchange import Outcome
@@ -91,6 +92,13 @@ def ttft_ms(row: Sample) -> float | None:
 def e2e_ms(row: Sample) -> float | None:
     """For live display alone, as `ttft_ms`."""
     return _between(row.intended_ns, row.last_token_ns)
+
+
+def itls_ms(row: Sample) -> list[float]:
+    """For live display alone, as `ttft_ms`; empty when a chunk carried several tokens."""
+    if any(tokens != 1 for tokens in row.chunk_tokens):
+        return []
+    return [(b - a) / 1e6 for a, b in pairwise(row.chunk_offsets_ns)]
 
 
 def tpot_ms(row: Sample) -> float | None:

@@ -6,7 +6,7 @@ from array import array
 from collections import deque
 from typing import Any
 
-from dstune.load.client.samples import e2e_ms, tpot_ms, ttft_ms
+from dstune.load.client.samples import e2e_ms, itls_ms, tpot_ms, ttft_ms
 from dstune.measure.anomalies import is_as_expected
 from dstune.measure.sample import Sample, Status
 
@@ -25,7 +25,8 @@ class Tally:
         self._anomalies = self._handled = 0
         self._output_tokens = 0
         self._errors: dict[str, int] = {}
-        self._recent: dict[str, array[float]] = {}
+        self._recent: list[tuple[float | None, float | None, float | None]] = []
+        self._gaps_ms: array[float] = array("d")
         self.unreported: deque[Sample] = deque()  # for Locust's own statistics
 
     def begun(self) -> None:
@@ -46,19 +47,15 @@ class Tally:
             self._errors[row.error.value] = self._errors.get(row.error.value, 0) + 1
             return
         self._ok += 1
-        for name, value in (
-            ("ttft_ms", ttft_ms(row)),
-            ("tpot_ms", tpot_ms(row)),
-            ("e2e_ms", e2e_ms(row)),
-        ):
-            recent = self._recent.setdefault(name, array("d"))
-            if value is not None and len(recent) < KEPT:
-                recent.append(value)
+        if len(self._recent) < KEPT:
+            self._recent.append((ttft_ms(row), tpot_ms(row), e2e_ms(row)))
+        if len(self._gaps_ms) < KEPT:
+            self._gaps_ms.extend(itls_ms(row))
 
     def report(self, num_streaming_tokens: int) -> dict[str, Any]:
         """The `progress` event; `num_streaming_tokens` are those of requests in flight."""
-        recent, self._recent = self._recent, {}
-        none: array[float] = array("d")
+        recent, self._recent = self._recent, []
+        gaps_ms, self._gaps_ms = self._gaps_ms, array("d")
         return {
             "event": "progress",
             "planned": self._planned,
@@ -71,8 +68,14 @@ class Tally:
             "handled": self._handled,
             "errors": self._errors,
             "output_tokens": self._output_tokens + num_streaming_tokens,
+            # one entry in each list per request that ended ok; null where there is no value
             **{
-                name: [round(value, 3) for value in recent.get(name, none)]
-                for name in ("ttft_ms", "tpot_ms", "e2e_ms")
+                name: [_rounded(one[at]) for one in recent]
+                for at, name in enumerate(("ttft_ms", "tpot_ms", "e2e_ms"))
             },
+            "itl_ms": [round(gap, 3) for gap in gaps_ms],
         }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

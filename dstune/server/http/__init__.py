@@ -1,0 +1,1 @@
+"""Http: OpenAI's routes over the engine's process; torch-free."""

@@ -1,6 +1,7 @@
-"""One client's connection: uvicorn's, with bounds on how large and how slow a head may be.
+"""One client's connection: uvicorn's, with bounds on clients that neither send nor read.
 
-What comes after the head is bounded by `limits.py`; before it there is no request yet.
+The head of a request is bounded here, because before its end there is no request yet; what comes
+after it is bounded by `limits.py`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,18 @@ MAX_HEAD_BYTES = 1 << 16
 
 
 class Connection(HttpToolsProtocol):
-    """Closes when a head does not end within `MAX_HEAD_BYTES` and `head_timeout_s`."""
+    """Closes when a head does not end within `MAX_HEAD_BYTES` and `head_timeout_s`.
 
-    def __init__(self, *, head_timeout_s: float, **uvicorns: Any) -> None:
+    Also when an answer is waiting and the client takes none of it for `stall_timeout_s`: a slow
+    reader gets all of its answer, one that never reads must not hold it for ever.
+    """
+
+    def __init__(self, *, head_timeout_s: float, stall_timeout_s: float, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
         self._head_timeout_s = head_timeout_s
+        self._stall_timeout_s = stall_timeout_s
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._num_unread = 0
         self._head_bytes: int | None = 0  # None: the head is complete
         self._head_timer: asyncio.TimerHandle | None = None
 
@@ -60,7 +68,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is complete, the request begins."""
         self._head_bytes = None
-        self._forget_timer()
+        self._forget_head()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -68,12 +76,38 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         super().on_message_complete()
 
+    def pause_writing(self) -> None:
+        """The client takes less than it is sent."""
+        super().pause_writing()
+        self._expect_reading()
+
+    def _expect_reading(self) -> None:
+        self._num_unread = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(self._stall_timeout_s, self._check_reading)
+
+    def _check_reading(self) -> None:
+        if self.transport.get_write_buffer_size() < self._num_unread:
+            self._expect_reading()
+        else:
+            self.transport.abort()  # close would wait for the client to read the rest
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self._forget_stall()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """The end."""
-        self._forget_timer()
+        self._forget_head()
+        self._forget_stall()
         super().connection_lost(exc)
 
-    def _forget_timer(self) -> None:
+    def _forget_stall(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _forget_head(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None

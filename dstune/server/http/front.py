@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import gc
 import errno
+import gc
 import json
 import logging
 import os
@@ -20,7 +20,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import uvicorn
@@ -42,6 +42,7 @@ from dstune.server.http.service import RETRY_AFTER_S, Service, Serving
 
 IDLE_WAIT_S = 5.0  # how long a configuration waits for live requests to end
 POLL_S = 0.02
+STALL_S = 60.0  # for a client to take at least a byte of an answer that waits for it
 FAREWELL_S = 2.0  # for the last error bodies to reach their clients
 
 _log = logging.getLogger("dstune.server")
@@ -53,6 +54,11 @@ class Listener(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    def cut_all(self) -> None:
+        """Ends every connection, whatever is still to be sent."""
+        for connection in list(self.server_state.connections):
+            cast("Connection", connection).transport.abort()
 
 
 class Front:
@@ -126,7 +132,9 @@ class Front:
             app = AccessLog(app)
         config = uvicorn.Config(
             app,
-            http=partial(Connection, head_timeout_s=self.options.body_timeout_s),  # type: ignore[arg-type]
+            http=partial(  # type: ignore[arg-type]
+                Connection, head_timeout_s=self.options.body_timeout_s, stall_timeout_s=STALL_S
+            ),
             ws="none",
             lifespan="off",
             loop="none",
@@ -155,6 +163,8 @@ class Front:
         self.service.end_all(shutting_down(RETRY_AFTER_S))
         await _wait_until(lambda: not self.service.num_flights, FAREWELL_S)
         if self._listener is not None and self._listening is not None:
+            if self.service.num_flights:  # of clients that do not read
+                self._listener.cut_all()
             self._listener.should_exit = True
             await self._listening
         self.engine.stop()

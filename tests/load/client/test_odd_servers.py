@@ -218,6 +218,16 @@ def test_connections_are_kept_between_requests(client: Child, server: str) -> No
     assert ask(server, "/connections", {}) - before <= 2 + 1  # with the one that asks
 
 
+@pytest.mark.parametrize("mode", ["then_closed", "one_per_connection"])
+def test_a_server_that_closes_idle_connections_fails_no_request(
+    client: Child, server: str, mode: str
+) -> None:
+    script = {"mode": mode, "tokens": 2, "ttft_ms": 1, "itl_ms": 1}
+    asked = [request(i, script, offset_ns=None) for i in range(40)]
+    samples = client.run(plan(server, asked, concurrency=2)).samples
+    assert {(one.status, one.output_tokens) for one in samples} == {(OK, 2)}
+
+
 def test_all_modes_at_once_disturb_each_other_in_nothing(client: Child, server: str) -> None:
     modes = [mode for mode in WANTED for _ in range(4)]
     asked = [request(i, {"mode": m, "tokens": TOKENS}) for i, m in enumerate(modes)]

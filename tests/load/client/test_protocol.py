@@ -27,6 +27,14 @@ def test_an_order_that_does_not_exist_is_an_error(client: Child) -> None:
     assert client.next_event() == {"event": "error", "message": "unknown command 'dance'"}
 
 
+def test_an_order_that_is_none_is_an_error_and_the_next_is_obeyed(client: Child) -> None:
+    client.send(plan="no op")
+    event = client.next_event()
+    assert event["event"] == "error" and "KeyError" in event["message"]
+    client.send(op="dance")
+    assert client.next_event()["event"] == "error"
+
+
 def test_a_stop_without_a_run_changes_nothing(client: Child, server: str) -> None:
     client.send(op="stop")
     client.send(op="abort")

@@ -1,9 +1,10 @@
-"""Heads that do not end: too large, too slow, or never begun."""
+"""Clients that do not end a head, too large, too slow or never begun, and that do not read."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,24 +17,34 @@ import uvicorn
 from dstune.server.http.connection import MAX_HEAD_BYTES, Connection
 
 HEAD_S = 0.3
+STALL_S = 0.5
+LARGE = 8 << 20  # more than the sockets' buffers hold
 REQUEST = b"GET / HTTP/1.1\r\nHost: t\r\n\r\n"
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    await asyncio.sleep(scope["path"] == "/slow" and 3 * HEAD_S)
-    await send(
-        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
-    )
-    await send({"type": "http.response.body", "body": b"ok"})
+    body, num_parts = b"ok", 1
+    match scope["path"]:
+        case "/slow":
+            await asyncio.sleep(3 * HEAD_S)
+        case "/large":
+            body, num_parts = b"x" * (1 << 16), LARGE >> 16
+    length = (b"content-length", str(len(body) * num_parts).encode())
+    await send({"type": "http.response.start", "status": 200, "headers": [length]})
+    for left in range(num_parts, 0, -1):
+        await send({"type": "http.response.body", "body": body, "more_body": left > 1})
 
 
 @contextmanager
 def listening() -> Iterator[int]:
     made = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app, http=partial(Connection, head_timeout_s=HEAD_S), lifespan="off", log_config=None,
+        app,
+        http=partial(Connection, head_timeout_s=HEAD_S, stall_timeout_s=STALL_S),  # type: ignore[arg-type]
+        lifespan="off",
+        log_config=None,
         timeout_keep_alive=60,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )
     server = uvicorn.Server(config)
     thread = Thread(target=server.run, kwargs={"sockets": [made]})
     thread.start()
@@ -98,3 +109,21 @@ def test_an_endless_head_is_cut(port: int, line: bytes) -> None:
             while sent < 1000 * MAX_HEAD_BYTES:
                 sent += connection.send(line * 64)
         assert sent < 500 * MAX_HEAD_BYTES
+
+
+def test_a_client_that_never_reads_is_cut_off(port: int) -> None:
+    with connect(port) as connection:
+        connection.sendall(REQUEST.replace(b"/", b"/large", 1))
+        time.sleep(4 * STALL_S)
+        assert len(read_to_end(connection)) < LARGE
+
+
+def test_a_client_that_reads_slowly_gets_everything(port: int) -> None:
+    with connect(port) as connection:
+        connection.sendall(REQUEST.replace(b"/", b"/large", 1))
+        found = 0
+        while found < LARGE:
+            more = len(connection.recv(1 << 18))
+            assert more
+            found += more
+            time.sleep(0.01)
