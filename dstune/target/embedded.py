@@ -26,6 +26,7 @@ from dstune.load.bodies import Asker
 from dstune.load.plan import LoadPlan
 from dstune.measure.progress import LoadProgress
 from dstune.measure.sample import Sample, SampleError, Status, StepSample
+from dstune.target import http
 from dstune.target.http_load import Endpoint, HttpLoad, stamped
 from dstune.target.target import Configured, Interrupted, LoadResult, Progress
 
@@ -118,9 +119,13 @@ class EmbeddedTarget:
         asker = Asker(model=str(self._model["name"]), max_model_len=max_model_len)
         self._ask({"op": "steps"})  # those of earlier loads
 
+        num_errors = 0
+
         def watch(seen: LoadProgress) -> None:
-            if self._child.poll() is not None:  # else the rest of the load would meet nobody
-                raise self._death()
+            nonlocal num_errors
+            if sum(seen.errors.values()) > num_errors:
+                self._check_alive()  # else the rest of the load would meet nobody
+                num_errors = sum(seen.errors.values())
             if progress is not None:
                 progress(seen)
 
@@ -131,6 +136,14 @@ class EmbeddedTarget:
             raise self._death() if self._child.poll() is not None else error from None
         except Interrupted as interrupt:
             raise Interrupted(self._completed(interrupt.result, effective)) from None
+
+    def _check_alive(self) -> None:
+        """Raises `TargetError` when the server, or the engine behind it, has died."""
+        if self._child.poll() is not None:
+            raise self._death()
+        with contextlib.suppress(http.NoAnswer):
+            if http.get(self._url + "/health", {}).status != 200:
+                self._ask({"op": "steps"})  # the answer is what it died of
 
     def _completed(self, result: LoadResult, effective: Mapping[str, KnobValue]) -> LoadResult:
         """The same result with what only the server knows of it."""

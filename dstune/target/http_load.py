@@ -58,12 +58,9 @@ class HttpLoad:
         try:
             results = self._processes.run(shares, progress)
         except LoadInterrupted as interrupt:
-            raise Interrupted(_together(plan, interrupt.results)) from None
-        after = metrics_of(endpoint)
-        measured = _together(plan, results)
-        if before is None or after is None:
-            return measured
-        return dataclasses.replace(measured, server_metrics=(before, after))
+            results = interrupt.results
+            raise Interrupted(_measured(plan, results, before, metrics_of(endpoint))) from None
+        return _measured(plan, results, before, metrics_of(endpoint))
 
     def stop(self) -> None:
         """Ends the load processes; harmless when called twice."""
@@ -81,8 +78,13 @@ def metrics_of(endpoint: Endpoint) -> ServerMetrics | None:
     return None
 
 
-def _together(plan: LoadPlan, results: list[WireResult]) -> LoadResult:
-    """The samples of all processes in the plan's order."""
+def _measured(
+    plan: LoadPlan,
+    results: list[WireResult],
+    before: ServerMetrics | None,
+    after: ServerMetrics | None,
+) -> LoadResult:
+    """The samples of all processes in the plan's order, and the server's word where it has any."""
     by_id = {one.request_id: one for result in results for one in result.samples}
     samples = [by_id[one.request_id] for one in plan.requests if one.request_id in by_id]
     return LoadResult(
@@ -90,6 +92,7 @@ def _together(plan: LoadPlan, results: list[WireResult]) -> LoadResult:
         finished_ns=max(one.finished_ns for one in results),
         samples=tuple(samples),
         clients=tuple(one.health for one in results),
+        server_metrics=None if before is None or after is None else (before, after),
     )
 
 

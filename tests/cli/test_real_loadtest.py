@@ -158,6 +158,7 @@ def test_a_ctrl_c_in_the_middle_keeps_the_samples_and_leaves_no_process(tmp_path
     assert accounting["num_planned"] == len(ended.rows) == 3600
     assert accounting["by_status"] == dict(Counter(ended.rows.status))
     assert accounting["by_status"]["ok"] > 0 and accounting["by_status"]["unsent"] > 3000
+    assert ended.trial["server_latencies"]["service_ttft"]["num"] > 0
     assert ended.rows.sent_ns[ended.rows.status == "unsent"].isna().all()
     assert len(children) >= 4, "two load processes, the front and the engine"
     assert psutil.wait_procs(children, timeout=PATIENCE_S)[1] == []

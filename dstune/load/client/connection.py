@@ -1,9 +1,9 @@
 """Load client: one connection, read with the kernel's receive stamps.
 
-A callback receives, stamps and appends, and wakes nobody: no greenlet is
-switched to per token. It asks for parsing only where the answer may have ended, where the caller
-must see each piece, or where a backlog has built up. The sockets are the plain ones beneath
-gevent's, so that a receive costs one call.
+A callback receives, stamps and appends, and wakes nobody: no greenlet is switched to per token.
+It asks for parsing only where the answer may have ended, where the caller must see each piece, or
+where a backlog has built up. The sockets are the plain ones beneath gevent's, so that a receive
+costs one call.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ SLOW_PAUSE_NS = 25_000_000  # with the above about 20 kB/s: a stream of 100 toke
 _ANCILLARY_BYTES = 32  # one timespec with its header
 _TIMESPEC = struct.Struct("qq").unpack
 _TINY_BYTES = 8  # a piece so small may be the torn end of a chunked body
+_CLOCKS_NS = 100_000
 _NS_PER_S = 1_000_000_000
 _monotonic_ns = time.monotonic_ns
 Piece = tuple[int, bytes]
@@ -129,12 +130,8 @@ class Connection:
         if ancillary:
             seconds, nanoseconds = _TIMESPEC(ancillary[0][2])
             stamp = seconds * _NS_PER_S + nanoseconds - self._receiver.wall_offset_ns
-            # nothing was received in the future, nor before the piece before it: the wall clock
-            # was set while it lay there
-            if stamp > self._receiver.now_ns or stamp < self._last_ns:
-                now = _monotonic_ns()
-                if stamp > now or stamp < self._last_ns:
-                    stamp = now
+            if not self._last_ns <= stamp <= self._receiver.now_ns:
+                stamp = self._plausible(stamp)
         else:
             stamp = _monotonic_ns()
         self._last_ns = stamp
@@ -150,6 +147,17 @@ class Connection:
             or b"[DONE]" in data
         ):
             self._wake(self)
+
+    def _plausible(self, stamp_ns: int) -> int:
+        """A stamp for what was received in the future or before the piece before it.
+
+        A little of it is how well two clocks can be read at once, or came during the look; more,
+        and the wall clock was set while it lay there.
+        """
+        now = _monotonic_ns()
+        if self._last_ns <= stamp_ns <= now:
+            return stamp_ns
+        return self._last_ns if 0 < self._last_ns - stamp_ns < _CLOCKS_NS else now
 
     def _decrypted(self, data: bytes) -> bytes:
         assert self._tls is not None

@@ -19,7 +19,7 @@ import gevent
 import msgspec
 
 from dstune.load.client import samples
-from dstune.load.client.alarms import Alarms
+from dstune.load.client.alarms import Alarm, Alarms
 from dstune.load.client.exchange import Exchange, Line, request_head
 from dstune.load.client.health import Heart
 from dstune.load.client.parsing import ParseQueue
@@ -56,6 +56,7 @@ class Run:
         self._rows: list[msgspec.Raw | None] = [None] * len(plan.requests)
         self._flows: set[_Flow] = set()
         self._waiter = Waiter(alarms)
+        self._own: list[Alarm] = []
         self._is_stopping = False
         self._is_dispatching = True
         self._start_ns = 0
@@ -78,10 +79,9 @@ class Run:
         if start_ns is None:
             start_ns = time.monotonic_ns()
         self._start_ns = start_ns
-        alarms = []
         if plan.duration_s is not None:
             self._last_ns = start_ns + round(plan.duration_s * NS_PER_S)
-            alarms.append(self._alarms.at(self._last_ns, self.stop))
+            self._own.append(self._alarms.at(self._last_ns, self.stop))
         heart = Heart()
         try:
             self._dispatch()
@@ -89,7 +89,7 @@ class Run:
                 self._waiter.block()
         finally:
             health = heart.stop(plan.process)
-            for alarm in alarms:
+            for alarm in self._own:
                 alarm.cancel()
             queue.close()
             pool.close()
@@ -107,7 +107,7 @@ class Run:
             for flow in [one for one in self._flows if one.exchange is None]:
                 flow.waiter.interrupt(Stopped())
             grace_ns = round(self._plan.grace_s * NS_PER_S)
-            self._alarms.at(time.monotonic_ns() + grace_ns, self.abort)
+            self._own.append(self._alarms.at(time.monotonic_ns() + grace_ns, self.abort))
 
     def abort(self) -> None:
         """Everything ends now."""

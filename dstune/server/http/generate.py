@@ -13,26 +13,23 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from dstune.server.http.answers import send_json, send_refusal
 from dstune.server.http.ask import Ask, ModelFacts
 from dstune.server.http.choice import Choice, Piece
 from dstune.server.http.flight import ClientGone, Flight, Token
-from dstune.server.http.logs import note
+from dstune.server.http.logs import Message, Receive, Send, note
 from dstune.server.http.refusal import Refusal, internal
 from dstune.server.http.service import NS_PER_S, Service, Serving
 from dstune.server.http.stream import DONE, EVENT, EVENT_END, ChunkWriter, Names, WholeAnswer
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 Parse = Callable[[bytes, ModelFacts], Ask]
 
 INLINE_BYTES = 16_384  # a larger body is parsed beside the loop, which streams meanwhile
 
-JSON_HEADERS = [(b"content-type", b"application/json")]
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -88,24 +85,6 @@ async def read_body(receive: Receive) -> bytes:
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return b"".join(parts)
-
-
-async def send_json(send: Send, status: int, body: bytes, headers: Any = ()) -> None:
-    """One JSON document as the answer."""
-    length = (b"content-length", str(len(body)).encode())
-    start = {
-        "type": "http.response.start",
-        "status": status,
-        "headers": [*JSON_HEADERS, length, *headers],
-    }
-    await send(start)
-    await send({"type": "http.response.body", "body": body})
-
-
-async def send_refusal(send: Send, refusal: Refusal) -> None:
-    """A refusal as the answer."""
-    headers = [(name.lower().encode(), value.encode()) for name, value in refusal.headers.items()]
-    await send_json(send, refusal.status, refusal.body(), headers)
 
 
 class Answer:

@@ -11,6 +11,7 @@ import hmac
 import time
 from collections.abc import Callable
 
+from dstune.server.http.answers import refusal_start
 from dstune.server.http.logs import App, Message, Receive, Send, note
 from dstune.server.http.options import ServerOptions
 from dstune.server.http.rate import AdaptiveBucket
@@ -138,13 +139,8 @@ async def _refuse(refusal: Refusal, receive: Receive, send: Send) -> None:
     To close with unread bytes would reset the connection, and the answer might be lost with it.
     """
     body = refusal.body()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        *((name.lower().encode(), value.encode()) for name, value in refusal.headers.items()),
-    ]
     ends_connection = refusal.headers.get("Connection") == "close"
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send(refusal_start(refusal, body))
     await send({"type": "http.response.body", "body": body, "more_body": ends_connection})
     if ends_connection:
         await _linger(receive)

@@ -91,3 +91,14 @@ def test_a_wait_ends_by_time_or_by_an_interrupt_and_not_by_a_stray_resume(alarms
     second.join(5)
     waiter.until(time.monotonic_ns() - 1)
     assert ends == ["time", "stopped"]
+
+
+def test_deadlines_that_never_came_do_not_pile_up(alarms: Alarms) -> None:
+    far = time.monotonic_ns() + 600_000 * MS
+    came: list[int] = []
+    alarms.at(time.monotonic_ns() + 20 * MS, lambda: came.append(1))
+    for _ in range(20_000):
+        alarms.at(far, lambda: came.append(2)).cancel()
+    assert len(alarms._heap) < 3_000
+    gevent.sleep(0.05)
+    assert came == [1]

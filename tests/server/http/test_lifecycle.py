@@ -163,3 +163,8 @@ def test_sigterm_lets_what_is_under_way_finish() -> None:
         front.process.send_signal(signal.SIGTERM)
         assert running.result()["usage"]["completion_tokens"] == 150
         assert front.process.wait(PATIENCE_S) == 0
+
+
+def test_the_front_does_without_torch() -> None:
+    program = "import sys, dstune.server.http.steering; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
