@@ -6,11 +6,16 @@ it spins. Its own lateness is recorded. `python tests/scripted_server.py [--port
 prints `listening PORT`, and with `--with-parent` ends when its standard input closes.
 
 A request's body may hold `"script": {"mode", "ttft_ms", "itl_ms", "tokens"}`; without one the
-command line's figures hold, with `max_tokens` tokens. `POST /freeze {"after_ms", "ms"}` stops
-everything for a while, `POST /lateness` returns lateness in ns and forgets it, `GET /v1/models`
-names a model, `POST /connections` counts those so far, `POST /asked` returns the bodies since it
-was last asked, and `POST /written` returns, for each request that gave an `id`, when it arrived and
-between which two moments each step was written, in monotonic ns.
+command line's figures hold, with `max_tokens` tokens. Beside that:
+
+GET /v1/models                   a list of one
+POST /early                      refused before its body is read
+POST /freeze {"after_ms", "ms"}  everything stops for a while
+POST /lateness                   how late each write was, in ns; then forgotten
+POST /connections                how many were accepted so far
+POST /asked                      the bodies without a script; then forgotten
+POST /written                    per request with an `id`: when it arrived, and between which two
+                                 moments (monotonic ns) each step was written; then forgotten
 """
 
 from __future__ import annotations
@@ -133,6 +138,10 @@ class Server:
             return
         first, *lines = bytes(connection.received[:ended]).decode("latin-1").split("\r\n")
         headers = dict(line.lower().split(": ", 1) for line in lines)
+        if first.startswith("POST /early"):  # refuses by the headers, and reads no further
+            self._write(connection, make_answer(Script("too_large")).steps[0][1])
+            self._close(connection)
+            return
         length = int(headers.get("content-length", 0))
         if len(connection.received) < ended + 4 + length:
             return
