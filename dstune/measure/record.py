@@ -133,7 +133,7 @@ class AnomalyKind(Record):
     num: int  # ended, in whatever way
     num_as_expected: int
     num_beside: int  # normal requests under way meanwhile
-    is_slo_met_beside: bool
+    is_slo_met_beside: bool  # not shown to be broken, at 95% confidence
     outcomes: dict[str, int]  # status or HTTP status -> requests
 
     @property

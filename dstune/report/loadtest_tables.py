@@ -16,7 +16,7 @@ from dstune.measure.record import (
 )
 from dstune.report import words
 from dstune.report.tables import Table
-from dstune.stats.anomalies import FEW_BESIDE, handled
+from dstune.stats.anomalies import handled
 from dstune.stats.claims import claim, num_needed
 
 PERCENTS = ("p50", "p90", "p99")
@@ -97,7 +97,7 @@ def hostile_table(kinds: Sequence[AnomalyKind]) -> Table:
             f"{one.num:,}",
             f"{one.num_as_expected:,}",
             words.counts(one.outcomes),
-            f"{one.num_beside:,}{'*' if 0 < one.num_beside < FEW_BESIDE else ''}",
+            f"{one.num_beside:,}",
             "kept" if one.is_slo_met_beside else "broken",
             f"{one.num_handled:,}",
         )
@@ -126,11 +126,6 @@ def hostile_lines(kinds: Sequence[AnomalyKind], slo: Sequence[SloCheck] = ()) ->
         lines.append(
             "the load as a whole missed its SLO, so that it is broken beside hostile requests need "
             "not be their doing"
-        )
-    if any(0 < one.num_beside < FEW_BESIDE for one in kinds):
-        lines.append(
-            f"* fewer than {FEW_BESIDE} normal requests beside it: their p99 is about the slowest "
-            "one, so a single slow request counts the whole kind as not handled"
         )
     return lines
 

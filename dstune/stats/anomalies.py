@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dstune.measure.anomalies import Anomaly, is_as_expected
-from dstune.measure.record import Accounting, AnomalyKind, Estimate
+from dstune.measure.record import Accounting, AnomalyKind, Claim, Estimate
 from dstune.measure.sample import Sample, Status
 from dstune.stats.figures import check_slo
 from dstune.stats.intervals import share_estimate
@@ -14,7 +14,6 @@ from dstune.stats.metrics import Limit
 
 NORMAL = "normal"
 NEVER_ENDED = (Status.INCOMPLETE, Status.UNSENT)
-FEW_BESIDE = 100  # normal requests below which a p99 is hardly more than their slowest one
 
 
 def summarize(
@@ -22,9 +21,9 @@ def summarize(
 ) -> tuple[AnomalyKind, ...]:
     """Each kind that was sent, in the order of `Anomaly`: how it ended, and who suffered.
 
-    The normal requests beside a kind are those under way while any of it was; they keep the SLO
-    when their own point estimates do, so with fewer than `FEW_BESIDE` of them a p99 is about the
-    slowest one, and one slow request fails the whole kind. Nobody beside, nobody suffered.
+    The normal requests beside a kind are those under way while any of it was; their SLO
+    is broken when their number over a limit fails it at 95% confidence, since a slow request or
+    two beside a rare kind is chance. Nobody beside, nobody suffered.
     Hostile requests that a stop cut short or that were never sent are not counted.
     """
     normal = [one for one in samples if one.kind == NORMAL and one.status is not Status.UNSENT]
@@ -41,7 +40,7 @@ def summarize(
                 num=len(ended),
                 num_as_expected=sum(map(is_as_expected, ended)),
                 num_beside=len(beside),
-                is_slo_met_beside=all(check.is_met for check in slo),
+                is_slo_met_beside=all(check.claim is not Claim.FAIL for check in slo),
                 outcomes=dict(Counter(map(outcome_of, ended)).most_common()),
             )
         )

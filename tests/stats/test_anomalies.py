@@ -112,19 +112,19 @@ def test_handled_means_that_nobody_beside_suffered() -> None:
 
 def test_a_lost_request_beside_breaks_the_success_rate() -> None:
     bad = [hostile(Anomaly.OVERLONG_TEXT, Status.REJECTED, 413, 0, 1000)]
-    lost = sample(10, status=Status.FAILED)
-    fine = [normal(at, at + 100) for at in range(0, 300, 10)]
-    assert not only([*bad, *fine, lost]).is_slo_met_beside
-    assert only([*bad, *fine, lost], success_rate=0.95).is_slo_met_beside
+    lost = [sample(at, status=Status.FAILED) for at in range(6)]
+    fine = [normal(at, at + 100) for at in range(0, 600, 10)]
+    assert not only([*bad, *fine, *lost]).is_slo_met_beside
+    assert only([*bad, *fine, *lost], success_rate=0.9).is_slo_met_beside
 
 
-def test_one_slow_request_of_few_beside_fails_the_kind_and_of_many_does_not() -> None:
+def test_a_slow_request_beside_may_be_chance_and_several_are_not() -> None:
     bad = [hostile(Anomaly.OVERLONG_TEXT, Status.REJECTED, 413, 0, 10_000)]
-    slow = normal(5, 500, ttft_ms=400)
-    few = [normal(at, at + 100) for at in range(20)]
-    assert not only([*bad, *few, slow]).is_slo_met_beside
-    many = [normal(at, at + 100) for at in range(400)]
-    assert only([*bad, *many, slow]).is_slo_met_beside
+    slow = [normal(at, 500, ttft_ms=400) for at in range(5)]
+    fine = [normal(at, at + 100) for at in range(100)]
+    # were 1% of all requests slow, 1 of 101 would come up often and 5 of 105 in 0.4% of loads
+    assert only([*bad, *fine, *slow[:1]]).is_slo_met_beside
+    assert not only([*bad, *fine, *slow]).is_slo_met_beside
 
 
 def test_nobody_beside_nobody_suffered() -> None:

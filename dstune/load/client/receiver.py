@@ -19,7 +19,7 @@ from gevent import monkey
 from dstune.load.client.timerfd import TimerFd
 
 HAS_KERNEL_STAMPS = sys.platform == "linux"
-HOLD_NS = 1_000_000
+HOLD_NS = 2_000_000
 QUIET_TICKS = 4  # so many looks without anything end the looking by time
 _AT_ONCE = 1024
 _CLOCK_TRIES = 5
