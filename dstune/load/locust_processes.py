@@ -27,6 +27,7 @@ from dstune.measure.progress import LoadProgress
 START_TIMEOUT_S = 60.0
 QUIT_TIMEOUT_S = 5.0
 ABORT_TIMEOUT_S = 20.0
+SILENCE_S = 60.0  # it reports four times a second, once it has read its plan
 LEAD_NS = 200_000_000  # from the command to the first request: plans are read, all begin together
 LEAD_PER_REQUEST_NS = 20_000
 
@@ -135,9 +136,13 @@ class LocustProcesses:
         with selectors.DefaultSelector() as selector:
             for child in running:
                 selector.register(child.channel, selectors.EVENT_READ, child)
+            heard_s = dict.fromkeys((child.channel for child in running), time.monotonic())
             while selector.get_map():
-                for key, _ in selector.select():
+                ready = selector.select(SILENCE_S / 4)
+                self._check_silence(heard_s, selector)
+                for key, _ in ready:
                     child = cast(_Child, key.data)
+                    heard_s[child.channel] = time.monotonic()
                     for event in self._receive(child):
                         if event["event"] == "ran":
                             selector.unregister(child.channel)
@@ -146,6 +151,17 @@ class LocustProcesses:
                             if watch is not None:
                                 watch(_together(running, planned, start_ns))
                                 _forget_recent(running)
+
+    def _check_silence(
+        self, heard_s: dict[socket.socket, float], selector: selectors.BaseSelector
+    ) -> None:
+        """Raises `TargetError` for a process that is there and does not move any more."""
+        waiting = [cast(socket.socket, key.fileobj) for key in selector.get_map().values()]
+        if min(heard_s[one] for one in waiting) < time.monotonic() - SILENCE_S:
+            raise TargetError(
+                f"a load process has said nothing for {SILENCE_S:.0f} s: is it stopped, or the "
+                f"machine out of memory? its log is {self._log_path}"
+            )
 
     def _await(self, child: _Child, name: str, deadline: float) -> None:
         """Waits for one event of a child; raises `TargetError` when it does not come in time."""

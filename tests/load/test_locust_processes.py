@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from dstune.errors import TargetError
+from dstune.load import locust_processes
 from dstune.load.client.command import locustfile_path
 from dstune.load.locust_processes import LoadInterrupted, LocustProcesses
 from dstune.load.wire import WirePlan, WireRequest
@@ -189,6 +190,23 @@ def test_a_load_process_that_is_killed_is_one_line_and_stopping_ends_the_others(
         assert "\n" not in message and "signal 9" in message and str(log_path) in message
         processes.stop()
         assert not victim.is_running() and not other.is_running()
+
+
+def test_a_load_process_that_is_frozen_is_not_waited_for(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locust_processes, "SILENCE_S", 3.0)
+    monkeypatch.setattr(locust_processes, "ABORT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(locust_processes, "QUIT_TIMEOUT_S", 1.0)
+    before = load_processes()
+    with two_processes(tmp_path / "load.log") as processes:
+        victim = next(one for one in load_processes() if one not in before)
+        watch = once(lambda seen: seen.in_flight == 2, victim.suspend)
+        with pytest.raises(TargetError, match="a load process") as caught:
+            processes.run(shares(url, ENDLESS), watch)
+        assert "\n" not in str(caught.value)
+        processes.stop()
+        assert not victim.is_running()
 
 
 def test_stopping_ends_the_processes_in_the_middle_of_a_run_and_may_be_repeated(

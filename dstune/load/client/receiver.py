@@ -19,9 +19,9 @@ from gevent import monkey
 from dstune.load.client.timerfd import TimerFd
 
 HAS_KERNEL_STAMPS = sys.platform == "linux"
-HOLD_NS = 2_000_000
+HOLD_NS = 1_000_000
 QUIET_TICKS = 4  # so many looks without anything end the looking by time
-_AT_ONCE = 1024
+_AT_ONCE = 256
 _CLOCK_TRIES = 5
 _CLOCK_APART_NS = 5_000
 _READ = 1  # libev's EV_READ; epoll's EPOLLIN too
