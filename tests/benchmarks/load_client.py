@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shlex
 import subprocess
 import sys
@@ -196,7 +195,7 @@ def ceiling(name: str, tool: Tool, url: str) -> float:
 
 
 def other(spec: str, bench: Bench, concurrency: int) -> Row:
-    """A tool of one's own, by its own report; CPU is that of its whole life but for its start."""
+    """A tool of one's own, by its own report; CPU is that of its whole life, start included."""
     name, _, template = spec.partition("=")
     out = bench.folder / "other.json"
     out.unlink(missing_ok=True)
@@ -204,12 +203,15 @@ def other(spec: str, bench: Bench, concurrency: int) -> Row:
     words = {"url": bench.url, "concurrency": concurrency, "requests": count, "out": out}
     line = ["taskset", "-c", str(bench.client_core), *shlex.split(template.format(**words))]
     ask(bench.url, "/lateness", {})
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(line, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{name} ended with status {process.returncode}")
     late_ms = np.array(ask(bench.url, "/lateness", {})) / 1e6
+    if not len(late_ms) or not out.exists():
+        raise SystemExit(f"{name} sent nothing to {{url}} or wrote nothing to {{out}}")
     found = json.loads(out.read_text())
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     num_tokens = found["total_output_tokens"]
     return Row(
         tool=name,
@@ -218,9 +220,9 @@ def other(spec: str, bench: Bench, concurrency: int) -> Row:
         ttft_error_p99=abs(found["p99_ttft_ms"] - TRUTH.ttft_ms),
         itl_error_p50=abs(found["median_itl_ms"] - TRUTH.itl_ms),
         itl_error_p99=abs(found["p99_itl_ms"] - TRUTH.itl_ms),
-        cpu_us_per_token=cpu_s * 1e6 / num_tokens,
+        cpu_us_per_token=(used.ru_utime + used.ru_stime) * 1e6 / num_tokens,
         tokens_per_s=num_tokens / found["duration"],
-        rss_mb=after.ru_maxrss / 1024,
+        rss_mb=used.ru_maxrss / 1024,
         server_late_p99=float(np.percentile(late_ms, 99)),
     )
 

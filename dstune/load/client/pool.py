@@ -10,11 +10,10 @@ from urllib.parse import urlsplit
 
 from dstune.load.client.alarms import Alarms
 from dstune.load.client.connection import Connection, SlowConnection
-from dstune.load.client.receiver import HAS_KERNEL_STAMPS, Receiver
+from dstune.load.client.receiver import HAS_KERNEL_STAMPS, SO_TIMESTAMPNS, Receiver
 from dstune.load.client.tls import Tls
 from dstune.load.client.waiter import Waiter
 
-_SO_TIMESTAMPNS = 35
 _SLOW_BUFFER_BYTES = 4096
 _READ, _WRITE = 1, 2  # libev's
 
@@ -92,7 +91,7 @@ class Pool:
         if is_slow:  # its stamps are the reader's, so none of the kernel's
             sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVBUF, _SLOW_BUFFER_BYTES)
         elif HAS_KERNEL_STAMPS:
-            sock.setsockopt(_socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+            sock.setsockopt(_socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         code = sock.connect_ex(address)
         if code == errno.EINPROGRESS:
             _await(sock, _WRITE, waiter)

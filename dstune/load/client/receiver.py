@@ -8,6 +8,7 @@ server sends twice on one connection within that time has one stamp for both.
 
 from __future__ import annotations
 
+import _socket
 import logging
 import sys
 import time
@@ -19,6 +20,7 @@ from gevent import monkey
 from dstune.load.client.timerfd import TimerFd
 
 HAS_KERNEL_STAMPS = sys.platform == "linux"
+SO_TIMESTAMPNS = 35
 HOLD_NS = 1_000_000
 QUIET_TICKS = 4  # so many looks without anything end the looking by time
 _AT_ONCE = 256
@@ -42,6 +44,10 @@ class EpollReceiver:
         self._timer = TimerFd(loop, self._tick)
         self._watcher = loop.io(self._epoll.fileno(), _READ)
         self._watcher.start(self._came)
+        # the kernel stamps nothing before some socket asks, and begins a moment later: this one
+        # asks for as long as anything may be received
+        self._asking = _socket.socket()
+        self._asking.setsockopt(_socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
 
     def watch(self, fd: int, callback: Callback) -> None:
         """Calls `callback` in the hub as long as there is something to read."""
@@ -59,6 +65,7 @@ class EpollReceiver:
         self._watcher.close()
         self._timer.close()
         self._epoll.close()
+        self._asking.close()
 
     def _came(self) -> None:
         now = time.monotonic_ns()

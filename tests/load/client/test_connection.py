@@ -12,9 +12,8 @@ import pytest
 from gevent.hub import get_hub
 
 from dstune.load.client.connection import BACKLOG_PIECES, Connection, Ended
-from dstune.load.client.receiver import EpollReceiver, LoopReceiver
+from dstune.load.client.receiver import SO_TIMESTAMPNS, EpollReceiver, LoopReceiver
 
-SO_TIMESTAMPNS = 35
 MS = 1_000_000
 Pair = tuple[Connection, _socket.socket, EpollReceiver]
 
@@ -33,6 +32,7 @@ def pair() -> Iterator[Pair]:
     ours.setblocking(False)
     ours.setsockopt(_socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
     receiver = EpollReceiver(get_hub().loop)
+    gevent.sleep(0.1)  # until the kernel stamps
     connection = Connection(ours, receiver)
     yield connection, theirs, receiver
     connection.close()
