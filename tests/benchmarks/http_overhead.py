@@ -82,7 +82,7 @@ def main() -> None:
     print("|---|---|---|---|---|")
     for model in arguments.models.split(","):
         for precision in ("bf16", "int8"):
-            num = 256 if model == "tiny-deepseek" else 96
+            num = 256 if model == "tiny-deepseek" else 64
             pairs = compare(model, precision, num, arguments.pairs)
             inside, served = ([one[name] for one in pairs] for name in ("in process", "http"))
             ratio = [one["http"] / one["in process"] for one in pairs]

@@ -22,7 +22,7 @@ PATIENCE_S = 60.0
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Iterator[EmbeddedTarget]:
+def target(tmp_path: Path, others: None) -> Iterator[EmbeddedTarget]:
     with EmbeddedTarget("tiny-deepseek", weights="random", log_path=tmp_path / "target.log",
                         num_processes=2) as one:  # fmt: skip
         one.configure(knobs.complete({"max_model_len": 256, "kv_cache_memory_bytes": 16 << 20}))
@@ -47,10 +47,24 @@ def once_some_are_ok(act: Callable[[], object]) -> Callable[[LoadProgress], None
     return watch
 
 
-def own(mark: str) -> psutil.Process:
-    """The process of this target with a word in its command line."""
+OTHERS: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def others() -> None:
+    """Processes that other tests have started and that are none of this target's."""
+    OTHERS[:] = [one.pid for one in psutil.Process().children(recursive=True)]
+
+
+def everybody_here() -> list[psutil.Process]:
+    """The processes of this target."""
     children = psutil.Process().children(recursive=True)
-    return next(one for one in children if mark in one.cmdline())
+    return [one for one in children if one.pid not in OTHERS]
+
+
+def own(mark: str) -> psutil.Process:
+    """The one with a word in its command line."""
+    return next(one for one in everybody_here() if mark in one.cmdline())
 
 
 @pytest.mark.parametrize(
@@ -67,7 +81,7 @@ def test_whoever_dies_ends_the_load_at_once_in_one_line(
     everybody: list[psutil.Process] = []
 
     def strike() -> None:
-        everybody.extend(psutil.Process().children(recursive=True))
+        everybody.extend(everybody_here())
         own(mark).kill()
 
     with pytest.raises(TargetError) as caught:

@@ -177,7 +177,8 @@ def test_a_hostile_request_that_ends_otherwise_is_a_fail(stand: Stand) -> None:
     num = sum(one.num for one in trial.anomalies)
     assert kind.num > 0 and kind.num_as_expected == 0 and kind.outcomes == {"500": kind.num}
     assert outcome.exit_code == 1
-    said = f"fail: {kind.num} of {num} hostile requests did not end as they should; 99.9% have to be handled"
+    said = f"fail: {kind.num} of {num} hostile requests did not end as they should"
+    said += "; 99.9% have to be handled"
     assert message(outcome) == said
 
 

@@ -8,7 +8,7 @@ import pytest
 from serving import SMALL, Served, serving
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def small_server() -> Iterator[Served]:
     """Eight requests run and eight wait; a sequence has 256 tokens at most."""
     with serving(*SMALL) as server:
