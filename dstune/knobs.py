@@ -7,7 +7,7 @@ from it. Names are vLLM's, since that is what users type already. A leaf.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -160,6 +160,32 @@ def check_value(name: str, value: object) -> KnobValue:
     if knob.kind == "int" and value != int(value):
         raise KnobError(f"{name} must be a whole number, not {value!r}")
     return int(value) if knob.kind == "int" else float(value)
+
+
+def parse_settings(settings: Sequence[str]) -> dict[str, KnobValue]:
+    """KNOB=VALUE texts with each value as its knob's type; raises `KnobError`."""
+    parsed: dict[str, KnobValue] = {}
+    for one in settings:
+        name, sign, text = one.partition("=")
+        if not sign:
+            raise KnobError(f"--set {one}: write KNOB=VALUE, such as max_num_seqs=16")
+        knob = find(name.strip())
+        parsed[knob.name] = check_value(knob.name, _typed(knob, text.strip()))
+    return parsed
+
+
+def _typed(knob: Knob, text: str) -> KnobValue:
+    """The value that a text spells; as text where it spells none, which the knob's check tells."""
+    if text in ("null", "none", ""):
+        return None
+    if knob.kind == "choice":
+        return next((one for one in knob.choices if str(one) == text), text)
+    if knob.kind == "bool":
+        return {"true": True, "false": False}.get(text.lower(), text)
+    try:
+        return int(text) if knob.kind == "int" else float(text)
+    except ValueError:
+        return text
 
 
 def complete(values: Mapping[str, object]) -> dict[str, KnobValue]:

@@ -75,3 +75,29 @@ def test_a_change_costs_its_dearest_restart(
     changed: dict[str, object], restart: Restart | None
 ) -> None:
     assert knobs.restart_between(knobs.complete({}), knobs.complete(changed)) is restart
+
+
+def test_settings_become_values_of_the_knobs_types() -> None:
+    texts = [
+        "max_num_seqs=16", "batch_timeout_ms=2.5", "precision=int8", "block_size=32",
+        "enable_prefix_caching=false", "max_model_len=null", "kv_cache_memory_bytes = 9",
+    ]  # fmt: skip
+    assert knobs.parse_settings(texts) == {
+        "max_num_seqs": 16,
+        "batch_timeout_ms": 2.5,
+        "precision": "int8",
+        "block_size": 32,
+        "enable_prefix_caching": False,
+        "max_model_len": None,
+        "kv_cache_memory_bytes": 9,
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["max_num_seqs", "max_num_seqs=", "max_num_seqs=many", "max_num_seqs=0", "block_size=17",
+     "enable_prefix_caching=yes", "nonsense=1", "precision=fp12"],
+)  # fmt: skip
+def test_settings_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(KnobError):
+        knobs.parse_settings([text])

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dstune.cli.places import RUNS
+
 if TYPE_CHECKING:
     from dstune.measure.run_folder import RunFolder
     from dstune.profile.model import Profile
@@ -48,7 +50,7 @@ def run(
         list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key; repeatable.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-    output: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("reports"),
+    output: Annotated[Path, typer.Option(help="Where run folders go.")] = RUNS,
 ) -> int:
     """Proves that a promise is kept: real load by Locust, 5% of it hostile, and a verdict."""
     from dstune.measure.fingerprint import fingerprint

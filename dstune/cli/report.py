@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from dstune.cli.places import RUNS
 from dstune.errors import UsageError
 
 EXAMPLES = """Examples:
@@ -21,7 +22,7 @@ def run(
     name: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     form: Annotated[str, typer.Option("--format", help="table, md, csv or json.")] = "table",
-    output: Annotated[Path, typer.Option(help="Where run folders are.")] = Path("reports"),
+    output: Annotated[Path, typer.Option(help="Where run folders are.")] = RUNS,
 ) -> int:
     """Prints a run again, also one that was interrupted."""
     from dstune.measure.run_folder import RunFolder

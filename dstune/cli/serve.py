@@ -6,21 +6,20 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from dstune.errors import KnobError
+from dstune.cli.places import RUNS
 from dstune.server.http.options import ServerOptions
-
-if TYPE_CHECKING:
-    from dstune.knobs import Knob, KnobValue
 
 EXAMPLES = """Examples:
 
 dstune serve
 
 dstune serve --model SmolLM2.gguf --port 9000 --set max_num_seqs=16 --set precision=int8
+
+dstune serve --recommended reports/20260101T120000Z-sweep-chat
 
 dstune serve --host 0.0.0.0 --api-key-file key.txt --rate-limit 50 --max-waiting 64"""
 
@@ -43,6 +42,10 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KNOB=VALUE", help="See dstune knobs.")
     ] = None,
+    recommended: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="The configuration of a sweep's recommended.yaml."),
+    ] = None,
     max_waiting: Annotated[
         int, typer.Option(help="Requests that may wait; more get a 503.")
     ] = DEFAULTS.max_waiting,
@@ -61,7 +64,8 @@ def run(
     Logs are JSON lines on standard error. SIGTERM and Ctrl-C end it in order: no new requests,
     those under way finish within --drain, and the rest is told so.
     """
-    from dstune.knobs import complete
+    from dstune.knobs import complete, parse_settings
+    from dstune.measure.run_folder import RunFolder
     from dstune.server.http.front import bind, serve
     from dstune.server.http.logs import log_event, log_to
     from dstune.target.open import read_key
@@ -75,7 +79,8 @@ def run(
         timeout_s=timeout,
         drain_s=drain,
     )
-    chosen = parse_settings(settings or [])
+    chosen = {} if recommended is None else RunFolder.recommended(recommended, RUNS).knobs
+    chosen |= parse_settings(settings or [])
     complete(chosen)  # what is wrong together is told before a model is loaded
     bind(host, port).close()  # so is a port that is taken
     log_to(sys.stderr)
@@ -88,34 +93,6 @@ def run(
     code = serve(options, model, weights, device, chosen, on_ready=ready)
     log_event("stopped", exit_code=code)
     return code
-
-
-def parse_settings(settings: list[str]) -> dict[str, KnobValue]:
-    """KNOB=VALUE pairs with each value as its knob's type; raises `KnobError`."""
-    from dstune.knobs import check_value, find
-
-    parsed: dict[str, KnobValue] = {}
-    for one in settings:
-        name, sign, text = one.partition("=")
-        if not sign:
-            raise KnobError(f"--set {one}: write KNOB=VALUE, such as max_num_seqs=16")
-        knob = find(name.strip())
-        parsed[knob.name] = check_value(knob.name, _typed(knob, text.strip()))
-    return parsed
-
-
-def _typed(knob: Knob, text: str) -> KnobValue:
-    """The value that a text spells; as text where it spells none, which the knob's check tells."""
-    if text in ("null", "none", ""):
-        return None
-    if knob.kind == "choice":
-        return next((one for one in knob.choices if str(one) == text), text)
-    if knob.kind == "bool":
-        return {"true": True, "false": False}.get(text.lower(), text)
-    try:
-        return int(text) if knob.kind == "int" else float(text)
-    except ValueError:
-        return text
 
 
 def _say_ready(url: str, model: str, api_key_file: Path | None) -> None:

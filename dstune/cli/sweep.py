@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dstune.cli.places import RUNS
 from dstune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     resume: Annotated[str | None, typer.Option(metavar="RUN", help="Go on with a run.")] = None,
-    output: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("reports"),
+    output: Annotated[Path, typer.Option(help="Where run folders go.")] = RUNS,
 ) -> int:
     """Finds the configuration to run: measures, confirms, writes recommended.yaml."""
     changes = list(overrides or [])

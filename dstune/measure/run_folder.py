@@ -60,6 +60,20 @@ class RunFolder:
                 return cls(path)
         raise UsageError(f"no run called {name}: neither a folder with a run.json nor in {root}")
 
+    @classmethod
+    def recommended(cls, name: str, root: Path) -> Recommendation:
+        """What a run recommends, by its name, its folder or its recommended.yaml itself.
+
+        Raises `UsageError` where there is no such run, or one that recommended nothing.
+        """
+        path = Path(name)
+        is_file = path.name == RECOMMENDED and path.is_file()
+        folder = cls(path.parent) if is_file else cls.find(name, root)
+        found = folder.recommendation()
+        if found is None:
+            raise UsageError(f"{folder.path} holds no {RECOMMENDED}: its sweep recommended nothing")
+        return found
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps a second process from writing this run; the system frees it when we die."""

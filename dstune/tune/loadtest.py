@@ -30,7 +30,7 @@ from dstune.measure.record import (
     TrialRecord,
     Verdict,
 )
-from dstune.measure.run_folder import RECOMMENDED, RunFolder
+from dstune.measure.run_folder import RunFolder
 from dstune.profile.durations import parse_duration
 from dstune.profile.load import dump_profile, restore_profile
 from dstune.profile.model import LOADTEST_DURATION_S, ArrivalKind, Profile
@@ -113,13 +113,7 @@ def configuration(profile: Profile, recommended: str | None, root: Path) -> dict
         return complete(profile.knobs)
     if profile.is_target_url:
         raise UsageError(f"--recommended cannot be applied to {profile.target}: start it that way")
-    path = Path(recommended)
-    is_file = path.name == RECOMMENDED and path.is_file()
-    folder = RunFolder(path.parent) if is_file else RunFolder.find(recommended, root)
-    found = folder.recommendation()
-    if found is None:
-        raise UsageError(f"{folder.path} holds no recommended.yaml: its sweep recommended nothing")
-    return complete(found.knobs)
+    return complete(RunFolder.recommended(recommended, root).knobs)
 
 
 def begin(

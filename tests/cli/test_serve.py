@@ -14,9 +14,6 @@ from pathlib import Path
 import pytest
 from serving import MODEL, serving
 
-from dstune.cli.serve import parse_settings
-from dstune.errors import KnobError
-
 
 def dstune_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -24,32 +21,6 @@ def dstune_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120,
         env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
     )  # fmt: skip
-
-
-def test_settings_become_values_of_the_knobs_types() -> None:
-    texts = [
-        "max_num_seqs=16", "batch_timeout_ms=2.5", "precision=int8", "block_size=32",
-        "enable_prefix_caching=false", "max_model_len=null", "kv_cache_memory_bytes = 9",
-    ]  # fmt: skip
-    assert parse_settings(texts) == {
-        "max_num_seqs": 16,
-        "batch_timeout_ms": 2.5,
-        "precision": "int8",
-        "block_size": 32,
-        "enable_prefix_caching": False,
-        "max_model_len": None,
-        "kv_cache_memory_bytes": 9,
-    }
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["max_num_seqs", "max_num_seqs=", "max_num_seqs=many", "max_num_seqs=0", "block_size=17",
-     "enable_prefix_caching=yes", "nonsense=1", "precision=fp12"],
-)  # fmt: skip
-def test_settings_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(KnobError):
-        parse_settings([text])
 
 
 @pytest.mark.parametrize(
