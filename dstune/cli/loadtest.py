@@ -67,11 +67,12 @@ def run(
     knobs = configuration(loaded, recommended, output)
     loaded, notes = with_fresh_prompts(loaded, changes)
     folder = begin(loaded, knobs, output, sys.argv[1:], fingerprint(), notes)
-    return _carry_out(folder, access, as_json)
+    return _carry_out(folder, loaded.target, access, as_json)
 
 
-def _carry_out(folder: RunFolder, access: Access, as_json: bool) -> int:
+def _carry_out(folder: RunFolder, target: str, access: Access, as_json: bool) -> int:
     from dstune.load.corpus import corpus_text
+    from dstune.measure.host import reader_for
     from dstune.report import loadtest as shown
     from dstune.report import result
     from dstune.target import open as targets
@@ -84,7 +85,8 @@ def _carry_out(folder: RunFolder, access: Access, as_json: bool) -> int:
         def open_target(one: Profile) -> Target:
             return targets.open_target(one, folder.log_path, access)
 
-        outcome = loadtest(folder, Setting(open_target, live, corpus_text))
+        setting = Setting(open_target, live, corpus_text, read_cpu=reader_for(target))
+        outcome = loadtest(folder, setting)
     done = result.read_result(folder)
     if as_json:
         print(json.dumps(result.as_document(done), indent=1))

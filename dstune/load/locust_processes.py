@@ -252,6 +252,8 @@ def _together(children: Sequence[_Child], planned: int, start_ns: int) -> LoadPr
         output_tokens=total("output_tokens"),
         elapsed_s=max(time.monotonic_ns() - start_ns, 0) / 1e9,
         errors=errors,
+        hostile=total("anomalies"),
+        hostile_as_expected=total("handled"),
         ttft_ms=recent("ttft_ms"),
         tpot_ms=recent("tpot_ms"),
         e2e_ms=recent("e2e_ms"),

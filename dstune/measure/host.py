@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -39,17 +42,68 @@ def read_cpu() -> CpuReading:
     )
 
 
+def reader_for(target: str) -> Callable[[], CpuReading]:
+    """`read_cpu` that counts a server at a loopback URL, with its children, as our own.
+
+    Where its processes cannot be found (it ended, or is another user's), nobody can be told from
+    it: then all that the machine did counts as own.
+    """
+    parts = urlsplit(target)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    if parts.scheme not in ("http", "https") or not is_loopback(parts.hostname or ""):
+        return read_cpu
+
+    def read() -> CpuReading:
+        reading = read_cpu()
+        server_s = _listener_s(port)
+        own_s = reading.busy_s if server_s is None else reading.own_s + server_s
+        return replace(reading, own_s=own_s)
+
+    return read
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name means this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _own_s() -> float:
-    me = psutil.Process()
-    mine = me.cpu_times()
-    total = mine.user + mine.system + mine.children_user + mine.children_system
-    for child in me.children(recursive=True):
+    mine = psutil.Process().cpu_times()
+    return float(mine.children_user + mine.children_system + _tree_s(psutil.Process()))
+
+
+def _tree_s(root: psutil.Process) -> float:
+    """CPU seconds of a process and of all that descend from it and still run."""
+    total = 0.0
+    for one in (root, *root.children(recursive=True)):
         try:
-            times = child.cpu_times()
+            times = one.cpu_times()
         except psutil.Error:
             continue  # it ended between listing and reading
         total += times.user + times.system
-    return float(total)
+    return total
+
+
+def _listener_s(port: int) -> float | None:
+    """CPU seconds of whoever listens on a port, outside our own tree; None when nobody is found."""
+    ours = {one.pid for one in (psutil.Process(), *psutil.Process().children(recursive=True))}
+    try:
+        pids = {
+            one.pid
+            for one in psutil.net_connections("tcp")
+            if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid
+        }
+        # of a server that forks, each process listens: the tree of the oldest holds the others
+        processes = [psutil.Process(pid) for pid in pids]
+        roots = [one for one in processes if not {each.pid for each in one.parents()} & pids]
+    except psutil.Error:
+        return None
+    if not roots:
+        return None
+    return sum(_tree_s(one) for one in roots if one.pid not in ours)
 
 
 def host_load(before: CpuReading, after: CpuReading) -> HostLoad:

@@ -20,7 +20,9 @@ class LoadProgress:
     ok: int = 0
     output_tokens: int = 0
     elapsed_s: float = 0.0
-    errors: Mapping[str, int] = field(default_factory=dict)  # `SampleError` -> requests so far
+    errors: Mapping[str, int] = field(default_factory=dict)  # `SampleError` -> normal requests
+    hostile: int = 0  # hostile requests that have ended
+    hostile_as_expected: int = 0
     ttft_ms: tuple[float | None, ...] = ()
     tpot_ms: tuple[float | None, ...] = ()
     e2e_ms: tuple[float | None, ...] = ()

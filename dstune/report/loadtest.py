@@ -57,11 +57,11 @@ def _print_hostile(trial: TrialRecord, out: Console) -> None:
 
 
 def _print_server(trial: TrialRecord, out: Console) -> None:
-    table, line = tables.server_table(trial), tables.server_line(trial)
+    table = tables.server_table(trial)
     if table is not None:
         out.print(as_rich(table))
-    if line:
-        _say(out, [line])
+    lines = (tables.agreement_line(trial), tables.server_line(trial))
+    _say(out, [line for line in lines if line])
 
 
 def _print_trust(trial: TrialRecord, out: Console) -> None:
@@ -228,12 +228,13 @@ def _left(progress: LoadProgress, load: _Offered) -> str:
     if share <= 0:
         return "time left unknown"
     if share >= 1:
-        return "waiting for the last answers"
+        return f"waiting for the last {progress.in_flight:,} answers"
     return f"{words.duration(progress.elapsed_s * (1 - share) / share)} left"
 
 
 def _sent(progress: LoadProgress, seen: _Seen, load: _Offered) -> str:
-    rate = load.rate_per_s(progress.elapsed_s)
+    # the rate that was asked on average while what is shown beside it was sent
+    rate = load.rate_per_s(progress.elapsed_s - min(progress.elapsed_s, RECENT_S) / 2)
     asked = f" of {words.number(rate)}/s asked" if rate is not None else ""
     recent = words.number(seen.recent_per_s()[0])
     return f"sent {progress.sent:,} ({recent}/s{asked}), {progress.in_flight:,} in flight"
@@ -245,7 +246,8 @@ def _made(seen: _Seen) -> str:
 
 
 def _errors(progress: LoadProgress) -> str:
-    return f"not ok (hostile ones included): {words.counts(dict(progress.errors))}"
+    hostile = f"{progress.hostile_as_expected:,} of {progress.hostile:,} hostile as expected"
+    return f"not ok: {words.counts(dict(progress.errors))}; {hostile}"
 
 
 def _line(progress: LoadProgress, seen: _Seen, load: _Offered) -> str:

@@ -28,9 +28,9 @@ LATENCIES = {
     "e2e": "E2E",
 }
 RATES = {
-    "output_tokens_per_s": "output tokens/s",
-    "requests_per_s": "requests/s",
-    "goodput_per_s": "goodput, requests/s",
+    "output_tokens_per_s": ("output tokens/s", "of normal requests, between ramp and drain"),
+    "requests_per_s": ("requests/s", "ended ok, over the time until the last answer"),
+    "goodput_per_s": ("goodput, requests/s", "met every SLO, over the time of the offered load"),
 }
 SERVER_LATENCIES = {
     "service_ttft": "TTFT from the send",
@@ -52,10 +52,12 @@ def latency_table(trial: TrialRecord) -> Table:
 
 
 def rate_table(trial: TrialRecord) -> Table:
-    """Rates, and the share of requests that ended ok."""
-    rows = [(label, words.with_interval(trial.figures.get(name))) for name, label in RATES.items()]
-    rows.append(("success rate", words.share(trial.figures.get("success_rate"))))
-    return Table(("rate", "value"), tuple(rows))
+    """Rates, and the share of requests that ended ok; each with what it counts."""
+    rows = [(label, words.with_interval(trial.figures.get(name)), counts)
+            for name, (label, counts) in RATES.items()]  # fmt: skip
+    share = words.share(trial.figures.get("success_rate"))
+    rows.append(("success rate", share, "of normal requests that were answered in some way"))
+    return Table(("rate", "value", "what it counts"), tuple(rows))
 
 
 def slo_table(checks: Sequence[SloCheck]) -> Table:
@@ -84,7 +86,7 @@ def _slo_row(check: SloCheck) -> tuple[str, ...]:
 
 
 def _ms(value: float | None) -> str:
-    return words.ABSENT if value is None else f"{value:.4g} ms"
+    return words.ABSENT if value is None else f"{words.precise(value)} ms"
 
 
 def hostile_table(kinds: Sequence[AnomalyKind]) -> Table:
@@ -98,12 +100,18 @@ def hostile_table(kinds: Sequence[AnomalyKind]) -> Table:
             f"{one.num_as_expected:,}",
             words.counts(one.outcomes),
             f"{one.num_beside:,}",
-            "kept" if one.is_slo_met_beside else "broken",
+            _beside(one),
             f"{one.num_handled:,}",
         )
         for one in kinds
     )
     return Table(head, rows)
+
+
+def _beside(kind: AnomalyKind) -> str:
+    if not kind.num_beside:
+        return "none beside"
+    return "kept" if kind.is_slo_met_beside else "broken"
 
 
 def hostile_lines(kinds: Sequence[AnomalyKind], slo: Sequence[SloCheck] = ()) -> list[str]:
@@ -159,6 +167,33 @@ def server_table(trial: TrialRecord) -> Table | None:
                     words.bucket(told.buckets_ms.get(one))]  # fmt: skip
         rows.append((*row, words.number(told.mean_ms), f"{told.num:,}"))
     return Table((*head, "its mean", "its count"), tuple(rows))
+
+
+def agreement_line(trial: TrialRecord) -> str:
+    """Where the client's percentiles lie against the server's buckets; empty without any.
+
+    The client counts the way and the server's own front as well, so a little above is no fault.
+    """
+    found = []
+    for name in ("service_ttft", "itl", "e2e"):
+        told = trial.server_latencies.get(name)
+        if told is None:
+            continue
+        places = []
+        for one in PERCENTS:
+            figure, bucket = trial.figures.get(f"{name}_{one}_ms"), told.buckets_ms.get(one)
+            if figure is not None and figure.value is not None and bucket is not None:
+                places.append(f"{one} {_place(figure.value, *bucket)}")
+        found.append(f"{SERVER_LATENCIES[name]} {', '.join(places)}")
+    return f"here against the server's buckets: {'; '.join(found)}" if found else ""
+
+
+def _place(value: float, low: float, high: float | None) -> str:
+    if value < low:
+        return f"{words.number(low - value)} ms below"
+    if high is not None and value > high:
+        return f"{words.number(value - high)} ms above"
+    return "within"
 
 
 def server_line(trial: TrialRecord) -> str:

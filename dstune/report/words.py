@@ -17,6 +17,13 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def precise(value: float | None) -> str:
+    """Four significant digits, thousands in full: for what is held against a limit."""
+    if value is None:
+        return ABSENT
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def with_interval(estimate: Estimate | None) -> str:
     """`120 [110, 133]`; a bound that the samples do not reach is open."""
     if estimate is None or estimate.value is None:
@@ -101,7 +108,7 @@ def duration(seconds: float) -> str:
 def promise(check: SloCheck) -> str:
     """`ttft_p99_ms 182 <= 200: met, inconclusive at 95% (96 requests, 0 over, 299 needed)`."""
     sign = ">=" if check.key == "success_rate" else "<="
-    digits = f"{check.measured:.4g}" if check.measured is not None else ABSENT
+    digits = precise(check.measured)
     answer = "met" if check.is_met else "missed"
     text = f"{check.key} {digits} {sign} {check.limit:g}: {answer}, claim {check.claim}"
     needed = f", {check.num_needed} needed" if check.claim == "inconclusive" and check.num_needed \

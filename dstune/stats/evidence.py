@@ -35,4 +35,3 @@ class Evidence:
     server: tuple[ServerMetrics, ServerMetrics] | None = None  # before and after
     host: HostLoad | None = None
     has_warmup: bool = True
-    is_server_ours: bool = True  # False: its CPU is counted as foreign, if it runs on this host

@@ -25,6 +25,7 @@ from dstune.stats.metrics import (
     goodput_per_s,
     is_ok,
     latencies_s,
+    offered,
     output_tokens_per_s,
     requests_per_s,
 )
@@ -53,7 +54,7 @@ def figures_of(
         "goodput_per_s": lambda samples: goodput_per_s(samples, loop, limits),
     }
     for name, rate in rates.items():
-        values = [rate(samples) for samples in kept]
+        values = [rate(offered(samples)) for samples in repetitions]
         found[name] = mean_estimate([0.0 if value is None else value for value in values])
     found["success_rate"] = share_estimate(sum(map(is_ok, pooled)), len(pooled))
     found.update(_step_figures(steps))

@@ -116,6 +116,11 @@ def counted(samples: Sequence[Sample]) -> list[Sample]:
     return [one for one in samples if one.kind == "normal" and one.status in ANSWERED]
 
 
+def offered(samples: Sequence[Sample]) -> list[Sample]:
+    """Requests that were sent, hostile ones included: the load, whose times make every rate's."""
+    return [one for one in samples if one.status is not Status.UNSENT]
+
+
 def is_good(sample: Sample, limits: Sequence[Limit]) -> bool:
     """Whether a request met every limit by itself.
 
@@ -174,12 +179,12 @@ def window(samples: Sequence[Sample], loop: Loop) -> Window | None:
 
 
 def output_tokens_per_s(samples: Sequence[Sample], loop: Loop) -> float | None:
-    """Output tokens that came inside the window / window."""
+    """Output tokens of normal requests that came inside the window / window."""
     inside = window(samples, loop)
     if inside is None or inside.seconds <= 0:
         return None
     tokens = 0
-    for sample in samples:
+    for sample in counted(samples):
         if is_ok(sample) and sample.sent_ns is not None:
             for offset_ns, count in zip(sample.chunk_offsets_ns, sample.chunk_tokens, strict=True):
                 if inside.start_ns < sample.sent_ns + offset_ns <= inside.end_ns:
@@ -203,20 +208,21 @@ def load_seconds(samples: Sequence[Sample], loop: Loop) -> float | None:
 
 
 def requests_per_s(samples: Sequence[Sample]) -> float | None:
-    """Requests that ended ok / time from the first intended send to the last answer.
+    """Normal requests that ended ok / time from the first intended send to the last answer.
 
     Unlike goodput's, this time grows when the target falls behind: it is what was delivered.
     """
     everything = whole(samples)
     if everything is None or everything.seconds <= 0:
         return None
-    return sum(map(is_ok, samples)) / everything.seconds
+    return sum(map(is_ok, counted(samples))) / everything.seconds
 
 
 def goodput_per_s(samples: Sequence[Sample], loop: Loop, limits: Sequence[Limit]) -> float | None:
-    """Requests that met every SLO / time of load; lost ones are simply not good."""
+    """Normal requests that met every SLO / time of load; lost ones are simply not good."""
     seconds = load_seconds(samples, loop)
-    return sum(is_good(one, limits) for one in samples) / seconds if seconds else None
+    good = sum(is_good(one, limits) for one in counted(samples))
+    return good / seconds if seconds else None
 
 
 def success_rate(samples: Sequence[Sample]) -> float | None:

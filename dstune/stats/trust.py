@@ -114,24 +114,14 @@ def _contended(hosts: Sequence[HostLoad]) -> Remark | None:
     return Remark(code=RemarkCode.HOST_CONTENDED, message=message)
 
 
-def _host(evidence: Evidence) -> HostLoad | None:
-    """What others took; a server that is not ours may be among them, and is no contention."""
-    host = evidence.host
-    if host is None or evidence.is_server_ours:
-        return host
-    return host.model_copy(update={"foreign_cpu_share": 0.0})
-
-
 def host_contended(evidence: Evidence) -> Remark | None:
     """A machine that others used beyond what a figure survives."""
-    host = _host(evidence)
-    return _contended([host]) if host else None
+    return _contended([evidence.host]) if evidence.host else None
 
 
 def busy_host(evidence: Evidence) -> Remark | None:
     """A machine that others used enough to move a figure."""
-    host = _host(evidence)
-    return _busy([host], 1, without_contended=True) if host else None
+    return _busy([evidence.host], 1, without_contended=True) if evidence.host else None
 
 
 def tokens_from_chunks(evidence: Evidence) -> Remark | None:

@@ -86,8 +86,9 @@ class UrlTarget:
         try:
             answer = http.get(self._url + "/v1/models", self._headers)
             if answer.status in (401, 403):
+                refused = "refuses the key that it was given" if self._headers else "wants a key"
                 raise UsageError(
-                    f"{self._url} wants a key: give --api-key-file FILE or set OPENAI_API_KEY"
+                    f"{self._url} {refused}: give --api-key-file FILE or set OPENAI_API_KEY"
                 )
             if answer.status != 200:
                 raise TargetError(

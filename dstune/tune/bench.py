@@ -197,7 +197,6 @@ class Bench:
             clients=result.clients,
             server=result.server_metrics,
             host=host,
-            is_server_ours=not self._profile.is_target_url,
         )
 
     def _measured(

@@ -177,7 +177,7 @@ def _carry_out(
     folder.append_trial(trial)
     setting.observer.finishes(trial)
     if bench.was_interrupted:
-        message = f"interrupted; what was measured is kept: {judge(trial).message}"
+        message = f"what was measured is kept: {judge(trial).message}"
         verdict = Verdict(exit_code=ExitCode.INTERRUPTED, message=message)
         return _end(folder, run, "interrupted", verdict, trial)
     return _end(folder, run, "finished", judge(trial), trial)
@@ -250,7 +250,7 @@ def judge(trial: TrialRecord) -> Verdict:
             + (f", {one.num_needed} needed to claim it" if one.num_needed else "")
             for one in open_claims
         )
-        message = f"inconclusive: {said}; a longer --duration decides"
+        message = f"inconclusive: {said}; a longer load decides"
         return Verdict(exit_code=ExitCode.INCONCLUSIVE, message=message)
     return Verdict(exit_code=ExitCode.PASS, message="pass: every promise is kept (95% confidence)")
 

@@ -165,9 +165,10 @@ def describe_load(profile: Profile) -> str:
     """The load that figures hold for, in one line."""
     work, arrivals = profile.workload, profile.arrivals
     is_timed = arrivals.kind is ArrivalKind.CONCURRENCY and arrivals.duration is not None
-    num = f"{arrivals.duration:g} s of requests" if is_timed else f"{work.num_requests} requests"
+    num = f"{arrivals.duration:g} s with" if is_timed else f"{work.num_requests} requests"
+    turns = f" in sessions of up to {work.turns.longest} turns" if work.has_sessions else ""
     return (
-        f"{num} {arrivals.describe()}, prompts up to {work.prompt_tokens.longest} tokens, "
+        f"{num} {arrivals.describe()}{turns}, prompts up to {work.prompt_tokens.longest} tokens, "
         f"outputs up to {work.output_tokens.longest}"
     )
 

@@ -43,7 +43,8 @@ def discover_model(host: str, headers: dict[str, str]) -> str:
             models = json.load(response)["data"]
         return str(models[0]["id"])
     except urllib.error.HTTPError as error:
-        raise TargetError(f"{url} answers {error.code}") from None
+        hint = "; give --api-key, or set OPENAI_API_KEY" if error.code in (401, 403) else ""
+        raise TargetError(f"{url} answers {error.code}{hint}") from None
     except (OSError, ValueError) as error:  # nothing listens, no URL, no JSON
         raise TargetError(f"{url} does not answer: {error}") from None
     except (LookupError, TypeError):

@@ -123,7 +123,7 @@ def _add_options(parser: Any, **_: object) -> None:
     add(
         "--api-key",
         default="",
-        env_var="DSTUNE_API_KEY",
+        env_var="OPENAI_API_KEY",
         include_in_web_ui=False,
         help="sent as a bearer token",
     )
