@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -131,7 +132,7 @@ class UrlTarget:
         for ignore_eos, token_ids in itertools.product((True, False), repeat=2):
             asker = replace(base, ignore_eos=ignore_eos, return_token_ids=token_ids)
             if self._takes(tokens, asker):
-                return asker
+                return replace(asker, takes_request_id=self._takes_id(tokens, asker))
         answer = self._complete(base, tokens)
         raise TargetError(
             f"{self._url}{COMPLETIONS} refuses a plain request with {answer.status}: "
@@ -142,11 +143,23 @@ class UrlTarget:
         asker = asker or Asker(model=self._served.name, ignore_eos=False, return_token_ids=False)
         return self._complete(asker, tokens).status == 200
 
-    def _complete(self, asker: Asker, prompt: Any) -> http.Answer:
+    def _takes_id(self, tokens: list[int], asker: Asker) -> bool:
+        """Whether a request may name itself: then its answer's id has that name in it.
+
+        Only there are two requests of one id a danger; elsewhere the field is not even read.
+        """
+        name = f"dstune-{uuid.uuid4().hex}"
+        answer = self._complete(asker, tokens, request_id=name)
+        try:
+            return answer.status == 200 and name in str(answer.json()["id"])
+        except (http.NoAnswer, KeyError, TypeError):
+            return False
+
+    def _complete(self, asker: Asker, prompt: Any, **more: str) -> http.Answer:
         """One token of one completion; raises `TargetError` when no answer comes."""
         if asker.prompt_text is not None and not isinstance(prompt, str):
             prompt = asker.prompt_text(prompt)
-        body = {"model": asker.model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
+        body = {"model": asker.model, "prompt": prompt, "max_tokens": 1, "temperature": 0, **more}
         if asker.ignore_eos:
             body["ignore_eos"] = True
         if asker.return_token_ids:

@@ -15,6 +15,7 @@ from fronts import SteeredFront
 
 from dstune.errors import TargetError, UsageError
 from dstune.load.plan import LoadPlan, PlannedRequest
+from dstune.measure.anomalies import Anomaly
 from dstune.measure.sample import Status
 from dstune.target.url import UrlTarget
 
@@ -76,6 +77,7 @@ class Plain:
         self.status = 200
         self.key = ""
         self.refuses: Callable[[dict[str, Any]], str] = lambda body: ""
+        self.names: Callable[[dict[str, Any]], str | None] = lambda body: "cmpl-1"
 
 
 @contextmanager
@@ -101,7 +103,8 @@ def serving(plain: Plain) -> Iterator[str]:
                 return
             prompt = body["prompt"]
             num = len(prompt) if isinstance(prompt, list) else len(prompt) // 5
-            self._say(200, {"usage": {"prompt_tokens": num, "completion_tokens": 1}})
+            usage = {"prompt_tokens": num, "completion_tokens": 1}
+            self._say(200, {"id": plain.names(body), "usage": usage})
 
         def _say(self, status: int, document: Any) -> None:
             data = json.dumps(document).encode()
@@ -138,6 +141,28 @@ def test_extras_that_a_server_refuses_are_left_away(tmp_path: Path) -> None:
     with serving(plain) as url, url_target(url, tmp_path) as target:
         target.tokenize(TEXT)
         assert "ignore_eos" not in plain.asked[-1] and plain.asked[-1]["return_token_ids"] is True
+
+
+@pytest.mark.parametrize(
+    ("names", "refuses", "field"),
+    [
+        (lambda body: f"cmpl-{body.get('request_id', 'x')}", None, "request_id"),  # as vLLM does
+        (lambda body: "cmpl-1", None, "user"),
+        (lambda body: None, None, "user"),
+        (lambda body: "cmpl-1", "request_id", "user"),
+    ],
+)
+def test_duplicates_share_the_id_that_a_server_goes_by(
+    tmp_path: Path, names: Callable[[dict[str, Any]], str], refuses: str | None, field: str
+) -> None:
+    plain = Plain()
+    plain.names, plain.refuses = names, lambda body: "unknown" if refuses in body else ""
+    kind = Anomaly.DUPLICATE_ID.value
+    with serving(plain) as url, url_target(url, tmp_path) as target:
+        tokens = tuple(target.tokenize(TEXT)[:4])
+        pair = [PlannedRequest(f"r{at}", 0, tokens, 4, seed=7, kind=kind) for at in range(2)]
+        target.run(LoadPlan(tuple(pair)))
+    assert [one.get(field) for one in plain.asked[-2:]] == ["duplicate-7"] * 2
 
 
 def test_a_server_that_refuses_everything_is_quoted(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dstune.measure.sample import SampleError, Status
 
 _OK = 200
 _TOO_LONG = re.compile(
-    rb"prompt_too_long|context_length|context length|max_model_len"
+    rb"prompt_too_long|context_length|context length"
     rb"|(prompt|input)[^.]{0,60}(too long|too many tokens|longer than|exceeds)",
     re.IGNORECASE,
 )

@@ -53,6 +53,7 @@ def body(data: bytes, content_type: str = "text/event-stream", status: int = 200
         ("prompt (900 tokens) is longer than max_model_len 512", SampleError.PROMPT_TOO_LONG),
         ("prompt must not be empty", SampleError.BAD_REQUEST),
         ("max_tokens is too large", SampleError.BAD_REQUEST),
+        ("max_tokens=999 cannot be greater than max_model_len=512", SampleError.BAD_REQUEST),
         ("", SampleError.BAD_REQUEST),
     ],
 )
