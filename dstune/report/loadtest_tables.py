@@ -34,6 +34,7 @@ RATES = {
 }
 SERVER_LATENCIES = {
     "service_ttft": "TTFT from the send",
+    "tpot": "TPOT",
     "itl": "ITL",
     "e2e": "E2E",
     "queue": "in its queue",

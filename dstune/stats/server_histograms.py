@@ -17,6 +17,7 @@ PREFIX_HITS = "prefix_cache_hits"  # tokens
 PREFIX_QUERIES = "prefix_cache_queries"  # tokens
 LATENCIES = {
     "service_ttft": (TTFT,),
+    "tpot": ("request_time_per_output_token_seconds",),
     "itl": ("inter_token_latency_seconds", "time_per_output_token_seconds"),  # new and old name
     "e2e": ("e2e_request_latency_seconds",),
     "queue": ("request_queue_time_seconds",),

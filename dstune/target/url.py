@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,8 +12,8 @@ from typing import Any
 
 from dstune.errors import TargetError, UsageError
 from dstune.knobs import KnobValue
-from dstune.load.bodies import Asker
-from dstune.load.plan import LoadPlan
+from dstune.load.bodies import Asker, body_of
+from dstune.load.plan import LoadPlan, PlannedRequest
 from dstune.target import http
 from dstune.target.http_load import COMPLETIONS, Endpoint, HttpLoad
 from dstune.target.pieces import Pieces
@@ -133,7 +134,8 @@ class UrlTarget:
             asker = replace(base, ignore_eos=ignore_eos, return_token_ids=token_ids)
             if self._takes(tokens, asker):
                 return replace(asker, takes_request_id=self._takes_id(tokens, asker))
-        answer = self._complete(base, tokens)
+        plain = replace(base, ignore_eos=False, return_token_ids=False)
+        answer = self._ask(tokens, plain)
         raise TargetError(
             f"{self._url}{COMPLETIONS} refuses a plain request with {answer.status}: "
             f"{answer.reason}"
@@ -141,7 +143,12 @@ class UrlTarget:
 
     def _takes(self, tokens: list[int], asker: Asker | None) -> bool:
         asker = asker or Asker(model=self._served.name, ignore_eos=False, return_token_ids=False)
-        return self._complete(asker, tokens).status == 200
+        return self._ask(tokens, asker).status == 200
+
+    def _ask(self, tokens: list[int], asker: Asker) -> http.Answer:
+        """The very request that the load sends, for one token."""
+        body, _ = body_of(PlannedRequest("preflight", 0, tuple(tokens), 1, seed=0), asker)
+        return self._post(json.loads(body))
 
     def _takes_id(self, tokens: list[int], asker: Asker) -> bool:
         """Whether a request may name itself: then its answer's id has that name in it.
@@ -164,6 +171,9 @@ class UrlTarget:
             body["ignore_eos"] = True
         if asker.return_token_ids:
             body["return_token_ids"] = True
+        return self._post(body)
+
+    def _post(self, body: Mapping[str, Any]) -> http.Answer:
         try:
             return http.post(self._url + COMPLETIONS, body, self._headers, PROBE_TIMEOUT_S)
         except http.NoAnswer as error:
