@@ -106,7 +106,7 @@ class EmbeddedTarget:
     def run(self, plan: LoadPlan, progress: Progress | None = None) -> LoadResult:
         """Carries out a plan; see `Target`."""
         return (
-            self._run_offline(plan, progress)
+            self.run_offline(plan, progress)
             if self._load is None
             else self._run_http(self._load, plan, progress)
         )
@@ -151,7 +151,8 @@ class EmbeddedTarget:
         result = stamped(result, str(effective["precision"]), str(effective["backend"]))
         return dataclasses.replace(result, steps=_steps(steps))
 
-    def _run_offline(self, plan: LoadPlan, progress: Progress | None) -> LoadResult:
+    def run_offline(self, plan: LoadPlan, progress: Progress | None = None) -> LoadResult:
+        """Carries out a plan inside the engine's own process, without HTTP."""
         command = {
             "op": "run",
             "requests": [asdict(request) for request in plan.requests],

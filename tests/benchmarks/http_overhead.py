@@ -1,10 +1,10 @@
 """What HTTP costs: the same load on the same engine, over the server and in its own process.
 
-    python tests/benchmarks/http_overhead.py [--models tiny-deepseek,F.gguf] [--pairs 5]
+    python tests/benchmarks/http_overhead.py [--models tiny-deepseek,F.gguf] [--pairs 10]
 
 A closed loop of 32 requests of prompt 128 and output 64. Each pair runs both drivers once, in
-random order, with the prefix cache reset. Over HTTP every token is streamed, and the load client
-runs on the same cores: the ratio counts the server and the client together.
+random order, on the same engine, with the prefix cache reset. Over HTTP every token is streamed,
+and the load client runs on the same cores: the ratio counts the server and the client together.
 """
 
 from __future__ import annotations
@@ -45,20 +45,19 @@ def compare(model: str, precision: str, num: int, pairs: int) -> list[dict[str, 
     profile = load(num)
     values = knobs.complete({"precision": precision, "max_model_len": 256})
     found = []
-    with EmbeddedTarget(model, driver="http") as served, \
-            EmbeddedTarget(model, driver="offline") as inside:  # fmt: skip
-        targets = {"http": served, "in process": inside}
-        tokens = {}
-        for name, target in targets.items():
-            target.configure(values)
-            tokens[name] = target.tokenize(corpus_text())
-            target.run(build_warmup(profile, tokens[name]))
+    with EmbeddedTarget(model, driver="http") as target:
+        # one engine, one memory: only the way to it differs
+        drivers = {"http": target.run, "in process": target.run_offline}
+        target.configure(values)
+        tokens = target.tokenize(corpus_text())
+        for run in drivers.values():
+            run(build_warmup(profile, tokens))
         for pair in range(pairs):
             measured = {}
-            for name in random.sample(sorted(targets), 2):
-                targets[name].reset_caches()
-                plan: LoadPlan = build_plan(profile, pair, tokens[name])
-                samples = targets[name].run(plan).samples
+            for name in random.sample(sorted(drivers), 2):
+                target.reset_caches()
+                plan: LoadPlan = build_plan(profile, pair, tokens)
+                samples = drivers[name](plan).samples
                 assert all(one.output_tokens == 64 for one in samples)
                 measured[name] = output_tokens_per_s(samples, Loop.CLOSED) or 0.0
             found.append(measured)
@@ -76,13 +75,13 @@ def spread(values: list[float], form: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", default=f"tiny-deepseek,{smollm2()}")
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=10)
     arguments = parser.parse_args()
     print("| model | precision | in process, tokens/s | over HTTP, tokens/s | ratio |")
     print("|---|---|---|---|---|")
     for model in arguments.models.split(","):
         for precision in ("bf16", "int8"):
-            num = 256 if model == "tiny-deepseek" else 64
+            num = 256 if model == "tiny-deepseek" else 32
             pairs = compare(model, precision, num, arguments.pairs)
             inside, served = ([one[name] for one in pairs] for name in ("in process", "http"))
             ratio = [one["http"] / one["in process"] for one in pairs]

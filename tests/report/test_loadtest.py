@@ -265,7 +265,8 @@ def progress(elapsed_s: float, **values: Any) -> LoadProgress:
         "planned": 1800, "finished": int(29 * elapsed_s), "sent": int(30 * elapsed_s),
         "in_flight": 12, "ok": int(28 * elapsed_s), "output_tokens": int(1400 * elapsed_s),
         "errors": {"bad_request": 5}, "ttft_ms": (40.0, 50.0, 60.0), "tpot_ms": (10.0, None, 10.0),
-        "e2e_ms": (700.0, 700.0, 700.0), "itl_ms": (8.0, 9.0), "hostile": 8, "hostile_as_expected": 7,
+        "e2e_ms": (700.0, 700.0, 700.0), "itl_ms": (8.0, 9.0),
+        "hostile": 8, "hostile_as_expected": 7,
     }  # fmt: skip
     return LoadProgress(elapsed_s=elapsed_s, **{**base, **values})
 
