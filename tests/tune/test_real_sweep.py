@@ -27,11 +27,12 @@ search: {max_num_seqs: [2, 8], block_size: [16, 32]}
 budget: {repetitions: 1}
 """
 FIRST_TRIALS = 2
+TRUSTING = Path(__file__).with_name("trusting.py")
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "dstune", "sweep", *arguments], cwd=folder, text=True,
+        [sys.executable, str(TRUSTING), "sweep", *arguments], cwd=folder, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
