@@ -28,8 +28,12 @@ DEFAULTS = ServerOptions()
 
 def run(
     model: Annotated[
-        str, typer.Option(help="A bundled name, a folder, a .gguf file or a hub id.")
-    ] = "tiny-deepseek",
+        str | None,
+        typer.Option(
+            help="A bundled name, a folder, a .gguf file or a hub id; the recommended one, or "
+            "the bundled one, unless given."
+        ),
+    ] = None,
     weights: Annotated[str, typer.Option(help="auto, or random for a shape alone.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     host: Annotated[
@@ -66,6 +70,7 @@ def run(
     """
     from dstune.knobs import complete, parse_settings
     from dstune.measure.run_folder import RunFolder
+    from dstune.profile.model import Profile
     from dstune.server.http.front import bind, serve
     from dstune.server.http.logs import log_event, log_to
     from dstune.target.open import read_key
@@ -79,18 +84,19 @@ def run(
         timeout_s=timeout,
         drain_s=drain,
     )
-    chosen = {} if recommended is None else RunFolder.recommended(recommended, RUNS).knobs
-    chosen |= parse_settings(settings or [])
+    found = None if recommended is None else RunFolder.recommended(recommended, RUNS)
+    served = model or (found.model if found else str(Profile.model_fields["model"].default))
+    chosen = {**(found.knobs if found else {}), **parse_settings(settings or [])}
     complete(chosen)  # what is wrong together is told before a model is loaded
     bind(host, port).close()  # so is a port that is taken
     log_to(sys.stderr)
 
     def ready(url: str) -> None:
-        log_event("serving", url=url, model=model)
-        _say_ready(url, model, api_key_file)
+        log_event("serving", url=url, model=served)
+        _say_ready(url, served, api_key_file)
 
-    log_event("starting", model=model, knobs=chosen)
-    code = serve(options, model, weights, device, chosen, on_ready=ready)
+    log_event("starting", model=served, knobs=chosen)
+    code = serve(options, served, weights, device, chosen, on_ready=ready)
     log_event("stopped", exit_code=code)
     return code
 

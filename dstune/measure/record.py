@@ -5,6 +5,7 @@ Data only. `stats` fills in the figures, `tune` the rest, `report` prints them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -114,6 +115,11 @@ class Remark(Record):
     message: str
 
 
+def is_trusted(remarks: Iterable[Remark]) -> bool:
+    """Whether no remark voids the figures."""
+    return all(one.code not in VOIDING for one in remarks)
+
+
 class Repetition(Record):
     """One repetition of a trial: when it ran, what came out, how quiet the host was."""
 
@@ -201,7 +207,7 @@ class TrialRecord(Record):
     @property
     def is_trusted(self) -> bool:
         """Whether there are samples that nothing voids."""
-        return self.is_measured and not any(one.code in VOIDING for one in self.remarks)
+        return self.is_measured and is_trusted(self.remarks)
 
     @property
     def meets_slo(self) -> bool:

@@ -8,11 +8,10 @@ ends inconclusive.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from dstune.measure.host import is_busy, is_contended
 from dstune.measure.record import (
-    VOIDING,
     Claim,
     HostLoad,
     Remark,
@@ -27,8 +26,6 @@ from dstune.stats.metrics import counted, is_ok, latencies_s
 from dstune.stats.trust_client import client_lag, closed_loop, rate_short, schedule_lag
 from dstune.stats.trust_server import cold_start, prefix_contamination, ttft_disagrees
 
-__all__ = ["Evidence", "busy_remarks", "check_trust", "is_trusted", "pooled_remarks"]
-
 MOST_FAILED = 0.01
 """Of the counted requests: beyond it, the latencies of those that ended ok are of a chosen few."""
 MOST_PROMPT_DIFFERENCE = 0.05
@@ -38,11 +35,6 @@ MOST_PROMPT_DIFFERENCE = 0.05
 def check_trust(evidence: Evidence) -> tuple[Remark, ...]:
     """Every reason to trust one repetition less, in a fixed order."""
     return tuple(remark for check in CHECKS if (remark := check(evidence)) is not None)
-
-
-def is_trusted(remarks: Iterable[Remark]) -> bool:
-    """Whether no remark voids the figures."""
-    return all(one.code not in VOIDING for one in remarks)
 
 
 def pooled_remarks(

@@ -10,9 +10,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from serving import MODEL, serving
+
+from dstune.cli import serve as cli_serve
+from dstune.measure.run_folder import RunFolder
+from dstune.server.http import front
 
 
 def dstune_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -74,3 +79,27 @@ def test_the_line_it_prints_works_and_ctrl_c_ends_it_in_order(tmp_path: Path) ->
         events = [one["event"] for one in server.log_lines()]
         assert events == ["starting", "serving", "request", "stopped"]
         assert "secret-key" not in json.dumps(server.log_lines())
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "expected"),
+    [
+        (None, [], ("its-model", {"max_num_seqs": 8, "precision": "int8"})),
+        ("other", ["precision=bf16"], ("other", {"max_num_seqs": 8, "precision": "bf16"})),
+    ],
+)
+def test_a_recommendation_brings_its_model_and_knobs(
+    monkeypatch: pytest.MonkeyPatch, model: str | None, settings: list[str], expected: object
+) -> None:
+    found = SimpleNamespace(model="its-model", knobs={"max_num_seqs": 8, "precision": "int8"})
+    monkeypatch.setattr(RunFolder, "recommended", lambda name, root: found)
+    served: list[object] = []
+
+    def serve(options: object, model: str, _weights: str, _device: str, knobs: object,
+              on_ready: object) -> int:  # fmt: skip
+        served.append((model, knobs))
+        return 0
+
+    monkeypatch.setattr(front, "serve", serve)
+    assert cli_serve.run(model=model, port=0, settings=settings, recommended="a-run") == 0
+    assert served == [expected]

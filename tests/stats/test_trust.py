@@ -18,11 +18,13 @@ from dstune.measure.record import (
     RemarkCode,
     Repetition,
     SloCheck,
+    is_trusted,
 )
 from dstune.measure.sample import Sample, SampleError, Status
 from dstune.measure.server_metrics import Histogram, ServerMetrics
+from dstune.stats.evidence import Evidence
 from dstune.stats.metrics import Limit, Loop
-from dstune.stats.trust import Evidence, busy_remarks, check_trust, is_trusted, pooled_remarks
+from dstune.stats.trust import busy_remarks, check_trust, pooled_remarks
 
 QUIET = HostLoad(foreign_cpu_share=0.01, steal_share=0.0, own_cpu_share=0.5)
 HEALTHY = ClientHealth(
