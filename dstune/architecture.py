@@ -14,8 +14,9 @@ from dstune.errors import ModelError
 
 Config = Mapping[str, Any]
 
-SCALE_BYTES = 4  # an fp32 scale per token (and head) goes with int8 KV
-ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
+SCALE_BYTES = 4  # an fp32 scale per token (and head) goes with quantised KV
+ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
+SCALED = ("int8", "fp8")  # element types whose rows have scales
 
 
 @dataclass(frozen=True)
@@ -145,15 +146,15 @@ class ModelShape:
     def kv_bytes_per_token_layer(self, kv_dtype: str, rope_dtype: str = "bf16") -> int:
         """Bytes that one token keeps in one layer's KV cache, scales included.
 
-        An int8 latent keeps its rotary part in `rope_dtype`, which never is int8.
+        A quantised latent keeps its rotary part in `rope_dtype`, which never is quantised.
         """
         element = ELEMENT_BYTES[kv_dtype]
         if self.mla is not None:
-            if kv_dtype != "int8":
+            if kv_dtype not in SCALED:
                 return (self.mla.kv_lora_rank + self.mla.rope_dim) * element
             rope_bytes = self.mla.rope_dim * ELEMENT_BYTES[rope_dtype]
             return self.mla.kv_lora_rank + SCALE_BYTES + rope_bytes
-        per_head = self.head_dim * element + (SCALE_BYTES if kv_dtype == "int8" else 0)
+        per_head = self.head_dim * element + (SCALE_BYTES if kv_dtype in SCALED else 0)
         return 2 * self.num_kv_heads * per_head
 
     def kv_bytes_per_token(self, kv_dtype: str, rope_dtype: str = "bf16") -> int:

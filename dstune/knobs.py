@@ -72,7 +72,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "kv_cache_dtype", "choice", "auto", Restart.REBUILD,
         "element type of the KV cache; auto follows precision", choices=(
-            "auto", "fp32", "bf16", "fp16", "int8"),
+            "auto", "fp32", "bf16", "fp16", "int8", "fp8"),
         flags={"vllm": "--kv-cache-dtype", "sglang": "--kv-cache-dtype"},
     ),
     Knob(
@@ -97,8 +97,9 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "precision", "choice", "bf16", Restart.RELOAD,
-        "arithmetic of the weights' matrix products; int8 is W8A8, scaled per token and 64 values",
-        choices=("fp32", "bf16", "fp16", "int8"),
+        "arithmetic of the weights' matrix products; int8 is W8A8, scaled per token and 64 values, "
+        "fp8 is W8A8 in e4m3, int8_weight_only multiplies in bf16",
+        choices=("fp32", "bf16", "fp16", "int8", "int8_weight_only", "fp8"),
         flags={"vllm": "--dtype", "sglang": "--dtype"},
     ),
     Knob(
@@ -113,7 +114,12 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "backend", "choice", "auto", Restart.RELOAD,
-        "which kernels run; auto picks by device", choices=("auto", "cpu", "reference"),
+        "which kernels run; auto picks by device", choices=("auto", "triton", "cpu", "reference"),
+    ),
+    Knob(
+        "enforce_eager", "bool", False, Restart.REBUILD,
+        "on a GPU: launch every kernel of a decode step one by one, without CUDA graphs",
+        flags={"vllm": "--enforce-eager", "sglang": "--disable-decode-cuda-graph"},
     ),
 )  # fmt: skip
 

@@ -26,6 +26,7 @@ class EngineConfig:
     enable_prefix_caching: bool
     enable_chunked_prefill: bool
     backend: str
+    enforce_eager: bool
 
     @classmethod
     def from_knobs(cls, values: Mapping[str, object]) -> EngineConfig:

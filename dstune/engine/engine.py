@@ -92,15 +92,15 @@ class Engine:
         return self._model.num_weight_bytes
 
     def _load(self, config: EngineConfig) -> None:
-        precision = resolve_precision(config.precision, self.device)
         self._kernels: Kernels = select(config.backend, self.device)
+        precision = resolve_precision(config.precision, self.device, self._kernels)
         self._model: Model[Any] = build_model(
             self.checkpoint.shape, self.checkpoint.weights, self._kernels, precision
         )
         self._rebuild(config)
 
     def _rebuild(self, config: EngineConfig) -> None:
-        size = size_cache(config, self._model)
+        size = size_cache(config, self._model, self._kernels)
         self._runner = Runner(self._model, self._kernels, size)
         blocks = BlockManager(size.num_blocks, size.block_size, config.enable_prefix_caching)
         self._scheduler = Scheduler(config, blocks, size.max_model_len)
@@ -126,7 +126,7 @@ class Engine:
         if restart is None:
             return None
         if restart is Restart.LIVE:
-            size_cache(config, self._model)
+            size_cache(config, self._model, self._kernels)
             self._scheduler.config = config
             self.config = config
             return restart

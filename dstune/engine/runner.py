@@ -16,12 +16,13 @@ from dstune.engine.request import Request
 from dstune.engine.sampler import Choice, choose_tokens
 from dstune.engine.scheduler import StepPlan
 from dstune.errors import KnobError
+from dstune.kernels.precision import KV_DTYPES
 from dstune.kernels.select import Kernels
 from dstune.model.model import Model
-from dstune.model.precision import DTYPES, resolve_kv_dtype
+from dstune.model.precision import resolve_kv_dtype
 
 CPU_KV_CACHE_BYTES = 1 << 30  # on a CPU the memory is everybody's: ask for more explicitly
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in KV_DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,14 @@ def activation_bytes(shape: ModelShape, config: EngineConfig) -> int:
     return 4 * (config.max_num_batched_tokens * widest + config.max_num_seqs * shape.vocab_size)
 
 
-def size_cache(config: EngineConfig, model: Model[Any]) -> CacheSize:
+def size_cache(config: EngineConfig, model: Model[Any], kernels: Kernels) -> CacheSize:
     """How many blocks fit, and the longest sequence they allow.
 
     KV memory = utilisation * total - weights - activations, unless it is given. Raises
     `KnobError` when one sequence of max_model_len does not fit.
     """
     shape, device = model.shape, model.precision.device
-    dtype = resolve_kv_dtype(config.kv_cache_dtype, model.precision)
+    dtype = resolve_kv_dtype(config.kv_cache_dtype, model.precision, kernels)
     num_bytes = config.kv_cache_memory_bytes
     total = psutil.virtual_memory().total
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""One step's sequences as attention sees them; the engine builds it, the kernels read it."""
+"""What the engine hands to the kernels: one step's sequences, and the model's rotation."""
 
 from dataclasses import dataclass
 
@@ -21,3 +21,12 @@ class AttentionBatch:
     block_size: int
     host_query_lens: tuple[int, ...]  # the same on the host, for decisions without a sync
     host_kv_lens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A model's rotary embedding: tables fp32 [max_len, dim / 2] and how pairs lie."""
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool  # pairs (0, 1), (2, 3), ...; otherwise (0, dim / 2), (1, dim / 2 + 1), ...

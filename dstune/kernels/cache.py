@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+SCALED = (torch.int8, torch.float8_e4m3fn)  # element types that have scales beside them
+
 
 @dataclass(frozen=True)
 class KvLayer:
@@ -16,7 +18,7 @@ class KvLayer:
 
     k: Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
     v: Tensor  # the same
-    k_scale: Tensor | None  # fp32 [num_blocks, block_size, num_kv_heads], for int8 only
+    k_scale: Tensor | None  # fp32 [num_blocks, block_size, num_kv_heads], for int8 and fp8 only
     v_scale: Tensor | None
 
 
@@ -25,8 +27,8 @@ class LatentLayer:
     """The compressed cache of one layer with multi-head latent attention (DeepSeek)."""
 
     latent: Tensor  # [num_blocks, block_size, kv_lora_rank]
-    rope: Tensor  # [num_blocks, block_size, rope_dim], never int8: it is small and sensitive
-    scale: Tensor | None  # fp32 [num_blocks, block_size], for an int8 latent only
+    rope: Tensor  # [num_blocks, block_size, rope_dim], never quantised: it is small and sensitive
+    scale: Tensor | None  # fp32 [num_blocks, block_size], for an int8 or fp8 latent only
 
 
 def allocate_kv_layer(
@@ -37,10 +39,10 @@ def allocate_kv_layer(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> KvLayer:
-    """Allocate one layer's keys and values; int8 brings a scale per token and head."""
+    """Allocate one layer's keys and values; int8 and fp8 bring a scale per token and head."""
     shape = (num_blocks, block_size, num_kv_heads, head_dim)
     scales = [
-        torch.zeros(shape[:3], dtype=torch.float32, device=device) if dtype == torch.int8 else None
+        torch.zeros(shape[:3], dtype=torch.float32, device=device) if dtype in SCALED else None
         for _ in range(2)
     ]
     return KvLayer(
@@ -60,10 +62,10 @@ def allocate_latent_layer(
     rope_dtype: torch.dtype,
     device: torch.device | str,
 ) -> LatentLayer:
-    """Allocate one layer's latents and rotary keys; int8 brings a scale per token."""
+    """Allocate one layer's latents and rotary keys; int8 and fp8 bring a scale per token."""
     rows = (num_blocks, block_size)
     return LatentLayer(
         torch.zeros((*rows, kv_lora_rank), dtype=dtype, device=device),
         torch.zeros((*rows, rope_dim), dtype=rope_dtype, device=device),
-        torch.zeros(rows, dtype=torch.float32, device=device) if dtype == torch.int8 else None,
+        torch.zeros(rows, dtype=torch.float32, device=device) if dtype in SCALED else None,
     )

@@ -14,15 +14,16 @@ from torch import Tensor
 
 from dstune.architecture import MlaShape, ModelShape
 from dstune.kernels.batch import AttentionBatch
-from dstune.kernels.cache import LatentLayer, allocate_latent_layer
+from dstune.kernels.cache import SCALED, LatentLayer, allocate_latent_layer
 from dstune.kernels.select import Kernels, Linear
 from dstune.model.layers import Decoder, Ends, GatedMlp, Packer
 from dstune.model.loading.weights import Weights
 from dstune.model.moe import MoeLayer
 from dstune.model.precision import Precision
-from dstune.model.rope import rope_tables
+from dstune.model.rope import make_rotation
 
 ABSORBED_MAX_QUERY = 8  # longer chunks expand; absorbed costs (512+64)/192 times the products
+EXPANDED_MAX_KEYS = 8192  # expanded at a time, so that a long context needs no more memory
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,18 @@ class DeepseekLayer:
     attention: MlaWeights
     post_norm: Tensor
     mlp: GatedMlp | MoeLayer
+
+
+def merge_attention(
+    out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Attention over two sets of keys from attention over each: (out fp32 [T, H, D], lse [T, H]).
+
+    A row that saw no key has lse -inf and does not count. Source: Milakov and Gimelshein 2018.
+    """
+    total = torch.logaddexp(lse, other_lse)
+    share, other_share = ((part - total).exp().unsqueeze(-1) for part in (lse, other_lse))
+    return out.float() * share + other.float() * other_share, total
 
 
 def _first(batch: AttentionBatch, num_seqs: int) -> AttentionBatch:
@@ -81,7 +94,7 @@ class DeepseekModel:
         ends = Ends.load(packer, shape)
         self._layers = [self._load_layer(packer, index) for index in range(shape.num_layers)]
         self._decoder = Decoder(ends, self._layers, kernels, shape.rms_norm_eps)
-        self._cos, self._sin = rope_tables(shape.rope, shape.max_position, precision.device)
+        self._rotation = make_rotation(shape.rope, shape.max_position, precision.device)
         self.num_weight_bytes = packer.num_bytes
 
     def _load_layer(self, packer: Packer, index: int) -> DeepseekLayer:
@@ -125,10 +138,10 @@ class DeepseekModel:
     ) -> list[LatentLayer]:
         """Latent [num_blocks, block_size, rank] and rotary key of every layer.
 
-        An int8 cache keeps the rotary key in the activations' type: its error would not average
+        A quantised cache keeps the rotary key in the activations' type: its error would not average
         out over the rank.
         """
-        rope_dtype = self.precision.activations if dtype == torch.int8 else dtype
+        rope_dtype = self.precision.activations if dtype in SCALED else dtype
         return [
             allocate_latent_layer(
                 num_blocks,
@@ -167,15 +180,9 @@ class DeepseekModel:
             assert weights.query_norm is not None
             query = weights.query_up(kernels.rms_norm(query, weights.query_norm, eps))
         query = query.view(-1, self.shape.num_heads, mla.qk_dim)
-        latent = kernels.rms_norm(
-            down[:, split : split + mla.kv_lora_rank], weights.latent_norm, eps
+        kernels.rotate_and_write_latent(
+            query, down[:, split:], (weights.latent_norm, eps), self._rotation, cache, batch
         )
-        rotary_key = down[:, split + mla.kv_lora_rank :]
-        for rotary in (query[:, :, mla.nope_dim :], rotary_key.unsqueeze(1)):
-            kernels.apply_rope(
-                rotary, batch.positions, self._cos, self._sin, self.shape.rope.interleaved
-            )
-        kernels.write_latent(latent, rotary_key, cache, batch.slot_mapping)
         return weights.out(self._mix(weights, query, batch, cache))
 
     def _mix(
@@ -220,14 +227,47 @@ class DeepseekModel:
         row: int,
         cache: LatentLayer,
     ) -> Tensor:
-        mla, heads, kv_len = self.mla, self.shape.num_heads, batch.host_kv_lens[row]
+        kv_len = batch.host_kv_lens[row]
+        mixed = lse = None
+        for first in range(0, kv_len, EXPANDED_MAX_KEYS):
+            span = (first, min(first + EXPANDED_MAX_KEYS, kv_len))
+            part_lse = query.new_empty(query.shape[:2], dtype=torch.float32)
+            part = self._attend_span(weights, query, batch, row, span, cache, part_lse)
+            if mixed is None or lse is None:
+                mixed, lse = part, part_lse
+            else:
+                mixed, lse = merge_attention(mixed, lse, part, part_lse)
+        assert mixed is not None
+        return mixed.to(query.dtype).reshape(len(query), -1)
+
+    def _attend_span(
+        self,
+        weights: MlaWeights,
+        query: Tensor,
+        batch: AttentionBatch,
+        row: int,
+        span: tuple[int, int],
+        cache: LatentLayer,
+        lse: Tensor,
+    ) -> Tensor:
+        """Attention to the keys of `span` alone, expanded for it: [num_queries, heads, v]."""
+        mla, heads = self.mla, self.shape.num_heads
+        first, num_keys = span[0], span[1] - span[0]
         latent, rotary_key = self.kernels.gather_latent(
-            cache, batch.block_tables[row], kv_len, batch.block_size, query.dtype
+            cache,
+            batch.block_tables[row, first // batch.block_size :],
+            num_keys,
+            batch.block_size,
+            query.dtype,
         )
-        expanded = weights.expand(latent).view(kv_len, heads, mla.nope_dim + mla.v_dim)
-        shared = rotary_key.unsqueeze(1).expand(kv_len, heads, mla.rope_dim)
+        expanded = weights.expand(latent).view(num_keys, heads, mla.nope_dim + mla.v_dim)
+        shared = rotary_key.unsqueeze(1).expand(num_keys, heads, mla.rope_dim)
         keys = torch.cat([expanded[:, :, : mla.nope_dim], shared], dim=2)
-        mixed = self.kernels.dense_attention(
-            query, keys, expanded[:, :, mla.nope_dim :], self.shape.softmax_scale
+        return self.kernels.dense_attention(
+            query,
+            keys,
+            expanded[:, :, mla.nope_dim :],
+            self.shape.softmax_scale,
+            batch.host_kv_lens[row] - len(query) - first,
+            lse,
         )
-        return mixed.reshape(len(query), -1)

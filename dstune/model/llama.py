@@ -14,7 +14,7 @@ from dstune.kernels.select import Kernels, Linear
 from dstune.model.layers import Decoder, Ends, GatedMlp, Packer
 from dstune.model.loading.weights import Weights
 from dstune.model.precision import Precision
-from dstune.model.rope import rope_tables
+from dstune.model.rope import make_rotation
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class LlamaModel:
         ends = Ends.load(packer, shape)
         self._layers = [self._load_layer(packer, index) for index in range(shape.num_layers)]
         self._decoder = Decoder(ends, self._layers, kernels, shape.rms_norm_eps)
-        self._cos, self._sin = rope_tables(shape.rope, shape.max_position, precision.device)
+        self._rotation = make_rotation(shape.rope, shape.max_position, precision.device)
         self.num_weight_bytes = packer.num_bytes
 
     def _load_layer(self, packer: Packer, index: int) -> LlamaLayer:
@@ -83,11 +83,6 @@ class LlamaModel:
     ) -> Tensor:
         heads, kv_heads, dim = self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim
         qkv = layer.qkv(hidden).view(-1, heads + 2 * kv_heads, dim)
-        queries_and_keys = qkv[:, : heads + kv_heads]
-        self.kernels.apply_rope(
-            queries_and_keys, batch.positions, self._cos, self._sin, self.shape.rope.interleaved
-        )
-        keys, values = qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
-        self.kernels.write_kv(keys, values, cache, batch.slot_mapping)
+        self.kernels.rotate_and_write_kv(qkv, heads, self._rotation, cache, batch)
         mixed = self.kernels.paged_attention(qkv[:, :heads], cache, batch, self.shape.softmax_scale)
         return mixed.view(-1, heads * dim)

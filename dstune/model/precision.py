@@ -7,13 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from dstune.errors import KnobError
-
-DTYPES: dict[str, torch.dtype] = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "int8": torch.int8,
-}
+from dstune.kernels import interpreter
+from dstune.kernels.precision import FLOAT_PRECISIONS, FP8_CAPABILITY, KV_DTYPES
+from dstune.kernels.select import Kernels
 
 
 @dataclass(frozen=True)
@@ -25,23 +21,37 @@ class Precision:
     device: torch.device
 
 
-def resolve_precision(name: str, device: torch.device) -> Precision:
+def resolve_precision(name: str, device: torch.device, kernels: Kernels) -> Precision:
     """The precision of that name on a device.
 
-    int8 (W8A8) keeps its activations in bf16 between the products. Raises `KnobError` where the
-    device has no fast path: fp16 on a CPU is slower than fp32.
+    The quantised ones keep their activations in bf16 between the products. Raises `KnobError`
+    where the kernels or the device lack it.
     """
-    if name == "fp16" and device.type == "cpu":
-        raise KnobError("precision fp16 needs a GPU; on a CPU use bf16 or int8")
-    activations = torch.bfloat16 if name == "int8" else DTYPES[name]
-    return Precision(name, activations, device)
+    _check("precision", name, kernels.precisions, device, kernels)
+    return Precision(name, FLOAT_PRECISIONS.get(name, torch.bfloat16), device)
 
 
-def resolve_kv_dtype(name: str, precision: Precision) -> torch.dtype:
+def resolve_kv_dtype(name: str, precision: Precision, kernels: Kernels) -> torch.dtype:
     """The element type of the KV cache; `auto` follows the activations.
 
-    Raises `KnobError` for fp16 on a CPU, as above.
+    Raises `KnobError` where the kernels or the device lack it.
     """
-    if name == "fp16" and precision.device.type == "cpu":
-        raise KnobError("kv_cache_dtype fp16 needs a GPU; on a CPU use bf16 or int8")
-    return precision.activations if name == "auto" else DTYPES[name]
+    if name == "auto":
+        return precision.activations
+    _check("kv_cache_dtype", name, kernels.kv_dtypes, precision.device, kernels)
+    return KV_DTYPES[name]
+
+
+def _check(
+    knob: str, name: str, known: tuple[str, ...], device: torch.device, kernels: Kernels
+) -> None:
+    if name == "fp16" and device.type == "cpu" and not interpreter.is_enabled():
+        raise KnobError(f"{knob} fp16 needs a GPU; on a CPU use bf16 or int8")
+    if name in known:
+        return
+    if name == "fp8" and kernels.backend == "triton":
+        raise KnobError(
+            f"{knob} fp8 needs a GPU of compute capability "
+            f"{FP8_CAPABILITY // 10}.{FP8_CAPABILITY % 10} or newer; use int8"
+        )
+    raise KnobError(f"{knob} {name}: backend {kernels.backend} on {device} has {', '.join(known)}")

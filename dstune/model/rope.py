@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from dstune.architecture import LinearScaling, Llama3Scaling, RopeShape, YarnScaling
+from dstune.kernels.batch import Rotation
 
 
-def rope_tables(rope: RopeShape, max_len: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(cos, sin), fp32 [max_len, dim / 2] each, YaRN's multiplier included."""
+def make_rotation(rope: RopeShape, max_len: int, device: torch.device) -> Rotation:
+    """The tables for positions below `max_len`, YaRN's multiplier included."""
     positions = torch.arange(max_len, dtype=torch.float32)
     angles = torch.outer(positions, inverse_frequencies(rope))
     multiplier = rope.scaling.table_multiplier if isinstance(rope.scaling, YarnScaling) else 1.0
-    return (angles.cos() * multiplier).to(device), (angles.sin() * multiplier).to(device)
+    cos, sin = (table.mul(multiplier).to(device) for table in (angles.cos(), angles.sin()))
+    return Rotation(cos, sin, rope.interleaved)
 
 
 def inverse_frequencies(rope: RopeShape) -> Tensor:

@@ -125,8 +125,8 @@ def pair(request: pytest.FixtureRequest) -> tuple[torch.nn.Module, StateDict]:
 def model(pair: tuple[torch.nn.Module, StateDict], request: pytest.FixtureRequest) -> Model:
     reference, weights = pair
     shape = shape_from_config(reference.config.to_dict(), "tiny")
-    precision = resolve_precision("fp32", CPU)
-    return build_model(shape, weights, select(request.param, CPU), precision)
+    kernels = select(request.param, CPU)
+    return build_model(shape, weights, kernels, resolve_precision("fp32", CPU, kernels))
 
 
 @torch.inference_mode()

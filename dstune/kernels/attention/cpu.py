@@ -47,7 +47,14 @@ def latent_attention(
     return out
 
 
-def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def dense_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    diagonal: int | None = None,
+    lse: Tensor | None = None,
+) -> Tensor:
     """Attend causally: q [Tq, H, Dk], k [Tk, Hkv, Dk], v [Tk, Hkv, Dv] -> [Tq, H, Dv]."""
     q, k, v = rows(q), rows(k), rows(v)
     if k.dtype != v.dtype:

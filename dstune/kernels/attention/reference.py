@@ -8,18 +8,31 @@ from dstune.kernels.cache import KvLayer, LatentLayer
 from dstune.kernels.cache_io.reference import load, sequence_slots
 
 
-def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def dense_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    diagonal: int | None = None,
+    lse: Tensor | None = None,
+) -> Tensor:
     """Attend causally: q [Tq, H, Dk], k [Tk, Hkv, Dk], v [Tk, Hkv, Dv] -> [Tq, H, Dv].
 
-    Query i sees the keys 0 .. Tk - Tq + i. H is a multiple of Hkv; Dk and Dv may differ.
+    Query i sees the keys 0 .. diagonal + i; by default diagonal is Tk - Tq, so that the last query
+    sees every key. H is a multiple of Hkv; Dk and Dv may differ. A query that sees no key gets
+    zeros. `lse` fp32 [Tq, H], where given, receives the natural logarithm of the sum of each
+    query's exp(score), -inf for none: results over parts of the keys can be merged by it.
     """
     num_queries, num_heads, _ = q.shape
     num_keys, num_kv_heads, value_dim = v.shape
+    diagonal = num_keys - num_queries if diagonal is None else diagonal
     grouped = q.float().view(num_queries, num_kv_heads, num_heads // num_kv_heads, q.shape[-1])
     scores = torch.einsum("qhgd,khd->hgqk", grouped, k.float()) * scale
     visible = torch.ones(num_queries, num_keys, dtype=torch.bool, device=q.device)
-    visible = visible.tril(num_keys - num_queries)
-    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    scores = scores.masked_fill(~visible.tril(diagonal), -torch.inf)
+    weights = scores.softmax(-1).nan_to_num(0.0)  # a row without keys is 0 / 0
+    if lse is not None:
+        lse.copy_(scores.logsumexp(-1).permute(2, 0, 1).reshape(num_queries, num_heads))
     out = torch.einsum("hgqk,khd->qhgd", weights, v.float())
     return out.reshape(num_queries, num_heads, value_dim).to(q.dtype)
 

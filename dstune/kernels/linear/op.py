@@ -1,5 +1,11 @@
 """Linear layers: which function serves which backend."""
 
+from dstune.kernels.later import Later
 from dstune.kernels.linear import cpu, reference
 
-PACK_LINEAR = {"reference": reference.pack_linear, "cpu": cpu.pack_linear}
+_TRITON = "dstune.kernels.linear.triton"
+PACK_LINEAR = {
+    "reference": reference.pack_linear,
+    "cpu": cpu.pack_linear,
+    "triton": Later(_TRITON, "pack_linear"),
+}

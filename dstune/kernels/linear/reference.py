@@ -6,8 +6,8 @@ from torch import Tensor
 
 from dstune.errors import UsageError
 from dstune.kernels.cache_io.reference import quantise_rows
+from dstune.kernels.precision import FLOAT_PRECISIONS, PRECISIONS
 
-FLOAT_PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 GROUP = 64  # values of a row that share an activation scale; kScaleGroups in native/gemm.h
 MIN_SCALE = 1e-12  # keeps a row of zeros from dividing by zero; the same in every backend
 
@@ -56,6 +56,44 @@ class Int8Linear:
         return (y if self._bias is None else y + self._bias).to(x.dtype)
 
 
+class Int8WeightLinear:
+    """y = (x q_W^T) * scale_W + b: int8 weights, one scale per output channel, x as it is."""
+
+    precision = "int8_weight_only"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._weight, self._scale = quantise_rows(weight.detach(), MIN_SCALE)
+        self._bias = None if bias is None else bias.detach().float()
+        self.num_bytes = self._weight.nbytes + self._scale.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map x [M, K] -> [M, N] in x's dtype; summed in fp32, scaled once at the end."""
+        y = F.linear(x.float(), self._weight.float()) * self._scale
+        return (y if self._bias is None else y + self._bias).to(x.dtype)
+
+
+class Fp8Linear:
+    """y = (q_x q_W^T) * scale_x * scale_W + b in e4m3, a scale per token and per output channel.
+
+    A float type keeps its resolution beside an outlier, so no groups are needed.
+    """
+
+    precision = "fp8"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._weight, self._scale = quantise_rows(weight.detach(), MIN_SCALE, torch.float8_e4m3fn)
+        self._bias = None if bias is None else bias.detach().float()
+        self.num_bytes = self._weight.nbytes + self._scale.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map x [M, K] -> [M, N] in x's dtype."""
+        quantised, scale = quantise_rows(x, MIN_SCALE, torch.float8_e4m3fn)
+        y = F.linear(quantised.float(), self._weight.float()) * scale[:, None] * self._scale
+        return (y if self._bias is None else y + self._bias).to(x.dtype)
+
+
 def int_matmul(x: Tensor, weight: Tensor) -> Tensor:
     """Return x [M, K] @ weight [N, K]^T for int8 operands, exactly (fp64 holds every sum)."""
     return x.double() @ weight.double().T
@@ -63,10 +101,15 @@ def int_matmul(x: Tensor, weight: Tensor) -> Tensor:
 
 def pack_linear(
     weight: Tensor, bias: Tensor | None, precision: str, activation_dtype: torch.dtype
-) -> FloatLinear | Int8Linear:
-    """Pack weight [N, K] and bias [N] for a precision: fp32, bf16, fp16 or int8 (W8A8)."""
-    if precision == "int8":
-        return Int8Linear(weight, bias)
+) -> FloatLinear | Int8Linear | Int8WeightLinear | Fp8Linear:
+    """Pack weight [N, K] and bias [N] for one of `PRECISIONS`."""
+    match precision:
+        case "int8":
+            return Int8Linear(weight, bias)
+        case "int8_weight_only":
+            return Int8WeightLinear(weight, bias)
+        case "fp8":
+            return Fp8Linear(weight, bias)
     if precision not in FLOAT_PRECISIONS:
-        raise UsageError(f"precision {precision!r}: the kernels know fp32, bf16, fp16 and int8")
+        raise UsageError(f"precision {precision!r}: the kernels know {', '.join(PRECISIONS)}")
     return FloatLinear(weight, bias, precision)

@@ -1,5 +1,11 @@
 """Sampling: which function serves which backend."""
 
+from dstune.kernels.later import Later
 from dstune.kernels.sampling import cpu, reference
 
-SAMPLE = {"reference": reference.sample, "cpu": cpu.sample}
+_TRITON = "dstune.kernels.sampling.triton"
+SAMPLE = {
+    "reference": reference.sample,
+    "cpu": cpu.sample,
+    "triton": Later(_TRITON, "sample"),
+}
