@@ -15,8 +15,10 @@ import torch
 
 from dstune.engine.blocks import BlockManager
 from dstune.engine.config import EngineConfig
+from dstune.engine.graphs import cuda_capture
+from dstune.engine.memory import DTYPE_NAMES, CacheSize, size_cache
 from dstune.engine.request import FinishReason, Request, SamplingParams
-from dstune.engine.runner import DTYPE_NAMES, CacheSize, Runner, size_cache
+from dstune.engine.runner import Runner
 from dstune.engine.sampler import TopLogprobs
 from dstune.engine.scheduler import Scheduler
 from dstune.errors import DstuneError, UsageError
@@ -101,7 +103,10 @@ class Engine:
 
     def _rebuild(self, config: EngineConfig) -> None:
         size = size_cache(config, self._model, self._kernels)
-        self._runner = Runner(self._model, self._kernels, size)
+        has_graphs = self.device.type == "cuda" and self.backend == "triton"
+        capture = cuda_capture(self.device) if has_graphs and not config.enforce_eager else None
+        self._runner = Runner(self._model, self._kernels, size, capture)
+        self._runner.prepare(config.max_num_seqs)
         blocks = BlockManager(size.num_blocks, size.block_size, config.enable_prefix_caching)
         self._scheduler = Scheduler(config, blocks, size.max_model_len)
 
@@ -122,27 +127,45 @@ class Engine:
         `UsageError` when it is not, `KnobError` when the model or machine cannot run `config`;
         the earlier configuration then stays in force.
         """
-        restart = restart_between(self.config.to_knobs(), config.to_knobs())
+        restart = self._restart_for(config)
         if restart is None:
             return None
         if restart is Restart.LIVE:
-            size_cache(config, self._model, self._kernels)
+            if self.device.type != "cuda":  # there, what may grow without a rebuild was measured
+                size_cache(config, self._model, self._kernels)
             self._scheduler.config = config
             self.config = config
             return restart
         if self._requests:
             raise UsageError("a rebuild or reload needs an idle engine; finish or abort first")
-        earlier = (self._kernels, self._model, self._runner, self._scheduler)
+        resolve_precision(config.precision, self.device, select(config.backend, self.device))
         try:
-            if restart is Restart.RELOAD:
-                self._load(config)
-            else:
-                self._rebuild(config)
+            self._restart(config, restart)
         except DstuneError:
-            self._kernels, self._model, self._runner, self._scheduler = earlier
+            self._restart(self.config, restart)
             raise
         self.config = config
         return restart
+
+    def _restart_for(self, config: EngineConfig) -> Restart | None:
+        """What the change costs; on a GPU a rebuild measures and captures the largest step."""
+        restart = restart_between(self.config.to_knobs(), config.to_knobs())
+        grows = (
+            config.max_num_seqs > self.config.max_num_seqs
+            or config.max_num_batched_tokens > self.config.max_num_batched_tokens
+        )
+        if restart is Restart.LIVE and grows and self.device.type == "cuda":
+            return Restart.REBUILD
+        return restart
+
+    def _restart(self, config: EngineConfig, restart: Restart) -> None:
+        """Makes cache or model again; the old one goes first, since both may not fit."""
+        del self._runner, self._scheduler
+        if restart is Restart.RELOAD:
+            del self._model
+            self._load(config)
+        else:
+            self._rebuild(config)
 
     def add(
         self,

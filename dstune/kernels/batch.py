@@ -22,6 +22,22 @@ class AttentionBatch:
     host_query_lens: tuple[int, ...]  # the same on the host, for decisions without a sync
     host_kv_lens: tuple[int, ...]
 
+    def first(self, num_seqs: int) -> "AttentionBatch":
+        """Return the batch of the first num_seqs sequences alone, over the same memory."""
+        if num_seqs == len(self.host_query_lens):
+            return self
+        num_tokens = sum(self.host_query_lens[:num_seqs])
+        return AttentionBatch(
+            positions=self.positions[:num_tokens],
+            slot_mapping=self.slot_mapping[:num_tokens],
+            query_start=self.query_start[: num_seqs + 1],
+            kv_lens=self.kv_lens[:num_seqs],
+            block_tables=self.block_tables[:num_seqs],
+            block_size=self.block_size,
+            host_query_lens=self.host_query_lens[:num_seqs],
+            host_kv_lens=self.host_kv_lens[:num_seqs],
+        )
+
 
 @dataclass(frozen=True)
 class Rotation:

@@ -62,23 +62,6 @@ def merge_attention(
     return out.float() * share + other.float() * other_share, total
 
 
-def _first(batch: AttentionBatch, num_seqs: int) -> AttentionBatch:
-    """The batch of the first `num_seqs` sequences alone."""
-    if num_seqs == len(batch.host_query_lens):
-        return batch
-    num_tokens = sum(batch.host_query_lens[:num_seqs])
-    return AttentionBatch(
-        positions=batch.positions[:num_tokens],
-        slot_mapping=batch.slot_mapping[:num_tokens],
-        query_start=batch.query_start[: num_seqs + 1],
-        kv_lens=batch.kv_lens[:num_seqs],
-        block_tables=batch.block_tables[:num_seqs],
-        block_size=batch.block_size,
-        host_query_lens=batch.host_query_lens[:num_seqs],
-        host_kv_lens=batch.host_kv_lens[:num_seqs],
-    )
-
-
 class DeepseekModel:
     """DeepSeek over a paged cache of latents."""
 
@@ -197,7 +180,7 @@ class DeepseekModel:
         start = 0
         if num_absorbed:
             start = sum(lens[:num_absorbed])
-            parts.append(self._absorbed(weights, query[:start], _first(batch, num_absorbed), cache))
+            parts.append(self._absorbed(weights, query[:start], batch.first(num_absorbed), cache))
         for row in range(num_absorbed, len(lens)):
             stop = start + lens[row]
             parts.append(self._expanded(weights, query[start:stop], batch, row, cache))
