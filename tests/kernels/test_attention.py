@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from dstune.errors import UsageError
+from dstune.kernels.batch import AttentionBatch
 from dstune.kernels.cache import KvLayer, allocate_kv_layer, allocate_latent_layer
 from dstune.kernels.select import Kernels
 
@@ -129,6 +131,81 @@ def test_dense(
     v = torch.randn(keys, kv_heads, value_dim + 8).to(dtype)[..., :value_dim]
     ours, theirs = (b.dense_attention(q, k, v, 0.1) for b in (cpu, reference))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=LIMIT[dtype])
+
+
+# Queries, keys, heads, kv heads, and the last key that query 0 sees.
+DIAGONALS = {
+    "first-rows-empty": (40, 30, 8, 2, -17),
+    "all-rows-empty": (20, 30, 4, 4, -20),
+    "no-keys": (3, 0, 4, 2, -1),
+    "beyond-the-keys": (24, 30, 6, 2, 300),
+    "far-beyond-the-keys": (5, 30, 6, 2, 10**10),
+    "above-the-corner": (130, 140, 4, 4, 3),
+    "wide-split-keys": (20, 600, 8, 4, 520),
+    "wide-split-keys-cut": (20, 600, 8, 4, 250),
+    "narrow-split-keys": (3, 600, 4, 1, 700),
+    "narrow-rows-empty": (3, 600, 4, 1, -2),
+    "narrow-a-split-for-the-last-row": (3, 600, 4, 1, 254),
+    "far-below": (5, 30, 6, 2, -(10**10)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", DIAGONALS)
+def test_dense_diagonal_and_lse(
+    cpu: Kernels, reference: Kernels, name: str, dtype: torch.dtype
+) -> None:
+    queries, keys, heads, kv_heads, diagonal = DIAGONALS[name]
+    q = torch.randn(queries, heads, 48).to(dtype)
+    k, v = torch.randn(keys, kv_heads, 48).to(dtype), torch.randn(keys, kv_heads, 40).to(dtype)
+    ours_lse, theirs_lse = (torch.full((queries, heads), torch.nan) for _ in range(2))
+    ours = cpu.dense_attention(q, k, v, 0.2, diagonal, ours_lse)
+    theirs = reference.dense_attention(q, k, v, 0.2, diagonal, theirs_lse)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=LIMIT[dtype])
+    # bf16 products are exact in fp32, so lse is fp32's in both
+    torch.testing.assert_close(ours_lse, theirs_lse, rtol=1e-5, atol=1e-5)
+    without = cpu.dense_attention(q, k, v, 0.2, diagonal)
+    assert torch.equal(without, ours)
+    num_empty = min(max(-diagonal, 0), queries) if keys else queries
+    assert torch.equal(ours[:num_empty], torch.zeros_like(ours[:num_empty]))
+    assert torch.isneginf(ours_lse).sum() == num_empty * heads
+
+
+def test_dense_parts_merge_to_the_whole(cpu: Kernels) -> None:
+    q, k, v = (torch.randn(30, 4, 32) for _ in range(3))
+    lse, part_lses = torch.empty(30, 4), torch.empty(2, 30, 4)
+    whole = cpu.dense_attention(q, k, v, 0.2, None, lse)
+    parts = [
+        cpu.dense_attention(q, k[begin:end], v[begin:end], 0.2, -begin, part_lse)
+        for (begin, end), part_lse in zip(((0, 13), (13, 30)), part_lses, strict=True)
+    ]
+    shares = (part_lses - lse).exp().unsqueeze(-1)
+    torch.testing.assert_close((torch.stack(parts) * shares).sum(0), whole, rtol=0, atol=1e-5)
+    torch.testing.assert_close(part_lses.logsumexp(0), lse, rtol=0, atol=1e-5)
+
+
+def test_dense_lse_of_another_layout_is_refused(cpu: Kernels) -> None:
+    q = torch.randn(3, 4, 8)
+    for lse in (torch.empty(4, 3).t(), torch.empty(3, 4, dtype=torch.bfloat16)):
+        with pytest.raises(UsageError, match="lse must be"):
+            cpu.dense_attention(q, q, q, 1.0, None, lse)
+
+
+def test_paged_row_without_keys(cpu: Kernels, make_sequences: Callable[..., Any]) -> None:
+    """What a padded decode row is: one query, nothing in the cache."""
+    layer = _kv_layer(cpu, make_sequences((1,), (5,), 8), 2, 16, torch.float32, torch.float32)
+    batch = AttentionBatch(
+        positions=torch.zeros(1, dtype=torch.int64),
+        slot_mapping=torch.tensor([-1]),
+        query_start=torch.tensor([0, 1], dtype=torch.int32),
+        kv_lens=torch.zeros(1, dtype=torch.int32),
+        block_tables=torch.full((1, 1), -1, dtype=torch.int32),
+        block_size=8,
+        host_query_lens=(1,),
+        host_kv_lens=(0,),
+    )
+    out = cpu.paged_attention(torch.randn(1, 4, 16), layer, batch, 0.25)
+    assert torch.equal(out, torch.zeros(1, 4, 16))
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8], ids=str)

@@ -38,16 +38,17 @@ Plan plan(const Problem& p) {
   int64_t together = p.seqs >= 2 * p.threads ? p.kv_heads : 1;
   for (int64_t seq = 0; seq < p.seqs; seq++) {
     int64_t start = p.query_start[seq], queries = p.query_start[seq + 1] - start;
-    int64_t keys = p.kv_lens[seq];
+    int64_t diagonal = p.kv_lens[seq] - queries + p.shift;  // query i sees keys 0 .. diagonal + i
+    int64_t keys = std::clamp<int64_t>(diagonal + queries, 0, p.kv_lens[seq]);
     int64_t splits = queries <= tile ? (keys + kSplitKeys - 1) / kSplitKeys : 1;
     for (int64_t first = 0; first < queries; first += tile) {
       int64_t count = std::min(tile, queries - first), rows = count * group;
-      int64_t visible = keys - queries + first + count;
+      int64_t visible = std::clamp<int64_t>(diagonal + first + count, 0, keys);
       int64_t heads = rows <= kNarrowRows ? together : 1;
       result.max_rows = std::max(result.max_rows, rows);
       result.products += rows * p.kv_heads * visible * (p.dk + p.dr + p.dv);
       for (int64_t head = 0; head < p.kv_heads; head += heads) {
-        Unit unit{seq, head, head + heads, start + first, count, keys - queries + first + 1,
+        Unit unit{seq, head, head + heads, start + first, count, diagonal + first + 1,
                   0, visible, -1};
         if (splits <= 1) {
           result.units.push_back(unit);
@@ -78,16 +79,18 @@ void merge(const Problem& p, const Merge& m, const float* partials) {
     const float* first = partials + (m.first_row + row) * width;
     float max = -INFINITY, sum = 0.f;
     for (int64_t s = 0; s < m.splits; s++) max = fmaxf(max, first[s * stride + p.dv]);
+    float base = max == -INFINITY ? 0.f : max;  // a row that no split has a key for
     for (int64_t s = 0; s < m.splits; s++) {
       const float* part = first + s * stride;
-      sum += part[p.dv + 1] * expf(part[p.dv] - max);
+      sum += part[p.dv + 1] * expf(part[p.dv] - base);
     }
-    T* out = p.out_row<T>(m.token, m.head, row);
+    T* out = p.finish_row<T>(m.token, m.head, row, max, sum);
+    sum = divisor(sum);
     for (int64_t d = 0; d < p.dv; d += 16) {
       v16f total{};
       for (int64_t s = 0; s < m.splits; s++) {
         const float* part = first + s * stride;
-        total += load_at(part, d, p.dv) * expf(part[p.dv] - max);
+        total += load_at(part, d, p.dv) * expf(part[p.dv] - base);
       }
       store_at(out, d, p.dv, total / sum);
     }
@@ -202,18 +205,21 @@ DSTUNE_API void dstune_latent_attention(
 }
 
 // q [queries, heads, dk], k [keys, kv_heads, dk], v [keys, kv_heads, dv] -> [queries, heads, dv].
+// Query i sees the keys 0 .. diagonal + i; lse [queries, heads] or null.
 DSTUNE_API void dstune_dense_attention(const void* q, int64_t q_token, int64_t q_head,
                                        const void* k, int64_t k_token, int64_t k_head,
                                        const void* v, int64_t v_token, int64_t v_head, void* out,
-                                       int64_t queries, int64_t keys, int64_t heads,
-                                       int64_t kv_heads, int64_t dk, int64_t dv, float scale,
-                                       int64_t dtype, int64_t cache_dtype, int64_t threads) {
+                                       float* lse, int64_t queries, int64_t keys,
+                                       int64_t diagonal, int64_t heads, int64_t kv_heads,
+                                       int64_t dk, int64_t dv, float scale, int64_t dtype,
+                                       int64_t cache_dtype, int64_t threads) {
   const int32_t query_start[2] = {0, (int32_t)queries}, kv_len = (int32_t)keys;
   Problem p{};
   p.q = q, p.q_token = q_token, p.q_head = q_head;
   p.k = k, p.k_token = k_token, p.k_head = k_head;
   p.v = v, p.v_token = v_token, p.v_head = v_head;
   p.query_start = query_start, p.kv_lens = &kv_len;
+  p.lse = lse, p.shift = diagonal - (keys - queries);
   p.out = out, p.tokens = queries, p.seqs = 1, p.heads = heads, p.kv_heads = kv_heads;
   p.dk = dk, p.dv = dv, p.scale = scale, p.threads = threads;
   dispatch(p, dtype, cache_dtype);

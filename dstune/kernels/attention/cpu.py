@@ -55,17 +55,23 @@ def dense_attention(
     diagonal: int | None = None,
     lse: Tensor | None = None,
 ) -> Tensor:
-    """Attend causally: q [Tq, H, Dk], k [Tk, Hkv, Dk], v [Tk, Hkv, Dv] -> [Tq, H, Dv]."""
+    """Attend causally: q [Tq, H, Dk], k [Tk, Hkv, Dk], v [Tk, Hkv, Dv] -> [Tq, H, Dv].
+
+    See the reference for `diagonal` and `lse`.
+    """
     q, k, v = rows(q), rows(k), rows(v)
     if k.dtype != v.dtype:
         raise UsageError(f"dense attention wants keys and values alike, not {k.dtype}, {v.dtype}")
     num_queries, num_heads, key_dim = q.shape
     num_keys, num_kv_heads, value_dim = v.shape
+    if lse is not None and (lse.dtype != torch.float32 or not lse.is_contiguous()):
+        raise UsageError(f"lse must be contiguous fp32, not {lse.dtype}, strides {lse.stride()}")
+    diagonal = num_keys - num_queries if diagonal is None else diagonal
     out = q.new_empty(num_queries, num_heads, value_dim)
     lib().dense_attention(
         q.data_ptr(), q.stride(0), q.stride(1), k.data_ptr(), k.stride(0), k.stride(1),
-        v.data_ptr(), v.stride(0), v.stride(1), out.data_ptr(), num_queries, num_keys, num_heads,
-        num_kv_heads, key_dim, value_dim, scale, activation_code(q), CODES[k.dtype],
-        torch.get_num_threads(),
+        v.data_ptr(), v.stride(0), v.stride(1), out.data_ptr(), pointer(lse), num_queries,
+        num_keys, diagonal, num_heads, num_kv_heads, key_dim, value_dim, scale,
+        activation_code(q), CODES[k.dtype], torch.get_num_threads(),
     )  # fmt: skip
     return out

@@ -207,9 +207,10 @@ void finish(const Problem& p, const Unit& u, int64_t head, int64_t rows, const f
   for (int64_t row = 0; row < rows; row++) {
     const float* from = acc + row * acc_width;
     if (u.partial_row < 0) {
-      T* to = p.out_row<T>(u.token, head, row);
+      T* to = p.finish_row<T>(u.token, head, row, state[row].max, state[row].sum);
+      float sum = divisor(state[row].sum);
       for (int64_t d = 0; d < p.dv; d += 16)
-        store_at(to, d, p.dv, load_at(from, d, p.dv) / state[row].sum);
+        store_at(to, d, p.dv, load_at(from, d, p.dv) / sum);
     } else {
       int64_t at = u.partial_row + (head - u.head_begin) * rows + row;
       float* to = partials + at * p.partial_width();

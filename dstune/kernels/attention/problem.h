@@ -1,5 +1,7 @@
 // What attention works on: where queries, keys and values are, and one unit of work.
 #pragma once
+#include <cmath>
+
 #include "api.h"
 #include "vec.h"
 
@@ -13,6 +15,8 @@ struct Problem {
   const int32_t *query_start, *kv_lens, *block_tables;       // no block tables: keys are dense
   int64_t max_blocks, block_size;
   void* out;
+  float* lse;     // [tokens, heads] or null: log of each row's sum of exp(score), -inf for no key
+  int64_t shift;  // keys that each query sees beyond its own place at its sequence's end
   int64_t tokens, seqs, heads, kv_heads, dk, dr, dv, rope_dtype, threads;
   float scale;
 
@@ -30,10 +34,13 @@ struct Problem {
     }
   }
   // Row r of a unit is query r / group of its tile, head r % group of its kv head.
+  // Returns where its result goes, and writes its lse.
   template <class T>
-  T* out_row(int64_t token, int64_t kv_head, int64_t row) const {
+  T* finish_row(int64_t token, int64_t kv_head, int64_t row, float max, float sum) const {
     int64_t group = heads / kv_heads;
-    return (T*)out + ((token + row / group) * heads + kv_head * group + row % group) * dv;
+    int64_t index = (token + row / group) * heads + kv_head * group + row % group;
+    if (lse) lse[index] = max + logf(sum);  // no key: -inf + -inf
+    return (T*)out + index * dv;
   }
   // Copies a row's query, rotary part behind it, to fp32 and pads it with zeros to `padded`.
   template <class T>
@@ -64,10 +71,13 @@ struct Problem {
 struct Unit {
   int64_t seq, head_begin, head_end;   // kv heads
   int64_t token, count;                // the tile's first query in the flat batch, its queries
-  int64_t first_visible;               // keys that the tile's first query sees
+  int64_t first_visible;               // keys that the tile's first query sees; below 0: none
   int64_t key_begin, key_end;
   int64_t partial_row;  // where its partial results go, or -1 when it is the only one
 };
+
+// What a row's weighted values are divided by: a row that saw no key is all zeros.
+inline float divisor(float sum) { return sum == 0.f ? 1.f : sum; }
 
 // Hands out aligned pieces of a buffer; with a null base it only measures.
 struct Arena {
