@@ -1,22 +1,19 @@
 """What proves and what times attention of decode steps: one query a sequence, and MLA's few."""
 
 import itertools
-import math
-import mmap
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from dstune.kernels.batch import AttentionBatch
 from dstune.kernels.cache import SCALED, KvLayer, LatentLayer
-from dstune.kernels.cache_io.reference import MIN_SCALE, quantise_rows
 from dstune.kernels.device import gpu_of, pretending
 from dstune.kernels.precision import KV_DTYPES
 from dstune.kernels.select import Kernels
 from dstune.kernels.workbench.case import Case, Cost, Inputs
+from dstune.kernels.workbench.sequences import Sequences
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 INT8, FP8 = torch.int8, torch.float8_e4m3fn
@@ -26,97 +23,6 @@ NAMES = {dtype: name for name, dtype in KV_DTYPES.items()}
 # reference computes in fp32, the kernel rounds weights and output, by 2^-11 and 2^-8 of that.
 ATOL = {FP32: 2e-5, FP16: 4e-3, BF16: 3e-2}
 MANY_MULTIPROCESSORS = 132  # the interpreter pretends to have 4, too few for many splits
-
-
-@dataclass(frozen=True)
-class _Sequences:
-    """Lengths and storage over scattered blocks; a kv_len of 0 is a padded row of a CUDA graph."""
-
-    query_lens: tuple[int, ...]
-    kv_lens: tuple[int, ...]
-    block_size: int = 16
-    num_padding: int = 0  # tokens past the last sequence
-    first_block: int = 0  # those before it are never touched
-
-    @property
-    def name(self) -> str:
-        """Block size and lengths; equal ones counted."""
-        pairs = zip(self.query_lens, self.kv_lens, strict=True)
-        runs = [(pair, len(list(run))) for pair, run in itertools.groupby(pairs)]
-        lengths = [f"{n}x{q}of{kv}" if n > 1 else f"{q}of{kv}" for (q, kv), n in runs]
-        padding = f"-pad{self.num_padding}" * bool(self.num_padding)
-        return f"block{self.block_size}-{'+'.join(lengths)}{padding}" + "-far" * self.is_far
-
-    @property
-    def is_far(self) -> bool:
-        """Whether the cache is too large to be filled."""
-        return self.first_block > 0
-
-    @property
-    def num_tokens(self) -> int:
-        """Rows of the flat batch."""
-        return sum(self.query_lens) + self.num_padding
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the cache; two of them belong to nobody."""
-        used = sum(-(-kv_len // self.block_size) for kv_len in self.kv_lens)
-        return self.first_block + used + 2
-
-    def lay_out(self, device: torch.device) -> tuple[AttentionBatch, Tensor]:
-        """Return the batch and the slots of all cached tokens; drawn on the CPU, for `meta`."""
-        size = self.block_size
-        counts = [-(-kv_len // size) for kv_len in self.kv_lens]
-        order = torch.randperm(sum(counts) + 2, dtype=torch.int32) + self.first_block
-        tables = torch.full((len(counts), max(1, *counts)), -1, dtype=torch.int32)
-        positions, cached, new, used = [], [], [], 0
-        for row, (num, kv_len) in enumerate(zip(self.query_lens, self.kv_lens, strict=True)):
-            tables[row, : counts[row]] = order[used : used + counts[row]]
-            used += counts[row]
-            place = torch.arange(kv_len)
-            cached.append(tables[row, place // size].long() * size + place % size)
-            new.append(cached[-1][kv_len - num :] if kv_len else torch.full((num,), -1))
-            positions.append(torch.arange(max(kv_len - num, 0), max(kv_len, num)))
-        starts = [0, *itertools.accumulate(self.query_lens)]
-        batch = AttentionBatch(
-            positions=torch.cat(positions).to(device),
-            slot_mapping=torch.cat(new).to(device),
-            query_start=torch.tensor(starts, dtype=torch.int32).to(device),
-            kv_lens=torch.tensor(self.kv_lens, dtype=torch.int32).to(device),
-            block_tables=tables.to(device),
-            block_size=size,
-            host_query_lens=self.query_lens,
-            host_kv_lens=self.kv_lens,
-        )
-        return batch, torch.cat(cached).to(device)
-
-    def store(self, row: tuple[int, ...], slots: Tensor, dtype: torch.dtype) -> "_Stored":
-        """Return a cache of rows of that shape: random at slots, NaN elsewhere."""
-        device = slots.device
-        shape = (self.num_blocks, self.block_size, *row)
-        rows = torch.randn(len(slots), *row, device=device)
-        scales = None
-        if dtype in SCALED:
-            rows, row_scales = quantise_rows(rows, MIN_SCALE, dtype)
-            scales = self._poisoned(shape[:-1], FP32, device)
-            scales.flatten(0, 1)[slots] = row_scales
-        cache = self._poisoned(shape, dtype, device)
-        bits = INT8 if dtype == FP8 else dtype  # torch has no indexed write of fp8
-        cache.flatten(0, 1).view(bits)[slots] = rows.to(dtype).view(bits)
-        return cache, scales
-
-    def _poisoned(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        if self.is_far and device.type == "cpu":  # only pages that are touched become memory
-            num_bytes = math.prod(shape) * dtype.itemsize
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            return torch.frombuffer(mmap.mmap(-1, num_bytes, flags), dtype=dtype).view(shape)
-        cache = torch.empty(shape, dtype=dtype, device=device)
-        if not self.is_far:
-            cache.view(INT8).fill_(-1)  # every byte 255: NaN in all float types
-        return cache
-
-
-_Stored = tuple[Tensor, Tensor | None]  # elements, and their scales
 
 
 def checks() -> Iterator[Case]:
@@ -131,63 +37,63 @@ def checks() -> Iterator[Case]:
 def _paged_checks() -> Iterator[Case]:
     heads = (4, 2, 64)
     for size in (16, 32, 64, 128):  # one token, a full block, the middle of one, an empty slot
-        ragged = _Sequences((1,) * 4, (1, size, size + 5, 0), size)
+        ragged = Sequences((1,) * 4, (1, size, size + 5, 0), size)
         for kv_dtype in (FP32, INT8):
-            yield _paged_check(ragged, heads, FP32, kv_dtype)
-    some = _Sequences((1,) * 3, (70, 0, 19), num_padding=2)
+            yield paged_check(ragged, heads, FP32, kv_dtype)
+    some = Sequences((1,) * 3, (70, 0, 19), num_padding=2)
     for dtype, kv_dtype in itertools.product((FP32, FP16), (FP32, FP16, INT8, FP8)):
-        yield _paged_check(some, heads, dtype, kv_dtype)
+        yield paged_check(some, heads, dtype, kv_dtype)
     for kv_dtype in (BF16, FP16, INT8, FP8):
-        yield _paged_check(some, heads, BF16, kv_dtype)
-    few = _Sequences((1, 1), (40, 21))
+        yield paged_check(some, heads, BF16, kv_dtype)
+    few = Sequences((1, 1), (40, 21))
     for group, dim in itertools.product((1, 3, 4, 8), (17, 40, 64, 128)):
         dtype = FP32 if dim in (17, 64) else FP16
-        yield _paged_check(few, (2 * group, 2, dim), dtype, dtype)
+        yield paged_check(few, (2 * group, 2, dim), dtype, dtype)
         if dim > 17:
-            yield _paged_check(few, (group, 1, dim), FP16, INT8)
-    yield _paged_check(few, (128, 8, 64), FP16, FP16)
-    yield _paged_check(_Sequences((1,), (33,)), (128, 1, 32), FP32, INT8)  # a group of 128
-    for long in (_Sequences((1,), (300,)), _Sequences((1,) * 4, (700, 3, 0, 129), 64)):
+            yield paged_check(few, (group, 1, dim), FP16, INT8)
+    yield paged_check(few, (128, 8, 64), FP16, FP16)
+    yield paged_check(Sequences((1,), (33,)), (128, 1, 32), FP32, INT8)  # a group of 128
+    for long in (Sequences((1,), (300,)), Sequences((1,) * 4, (700, 3, 0, 129), 64)):
         for kv_dtype in (FP32, INT8):  # several splits, some of them empty
-            yield _paged_check(long, heads, FP32, kv_dtype)
-    yield _many_splits(_paged_check(_Sequences((1, 1), (2300, 200)), (2, 1, 32), FP32, FP32))
+            yield paged_check(long, heads, FP32, kv_dtype)
+    yield _many_splits(paged_check(Sequences((1, 1), (2300, 200)), (2, 1, 32), FP32, FP32))
     for lens in (((1, 1, 7), (30, 200, 9)), ((1, 0, 1, 3), (5, 8, 40, 30)), ((0, 1), (4, 20))):
-        yield _paged_check(_Sequences(*lens), heads, FP32, FP32)  # decodes before chunks
+        yield paged_check(Sequences(*lens), heads, FP32, FP32)  # decodes before chunks
     first = 2**31 // (16 * 64) + 1  # the first block beyond 2^31 elements
-    far = _Sequences((1, 1), (21, 3), first_block=first)
-    yield _paged_check(far, (2, 1, 64), FP32, INT8)
+    far = Sequences((1, 1), (21, 3), first_block=first)
+    yield paged_check(far, (2, 1, 64), FP32, INT8)
 
 
 def _latent_checks() -> Iterator[Case]:
     heads = (16, 64, 16)
     for size in (16, 32, 64, 128):
-        ragged = _Sequences((1,) * 4, (1, size, size + 5, 0), size)
+        ragged = Sequences((1,) * 4, (1, size, size + 5, 0), size)
         for kv_dtype in (FP32, INT8):
             yield _latent_check(ragged, heads, FP32, kv_dtype)
-    some = _Sequences((1,) * 3, (70, 0, 19), num_padding=2)
+    some = Sequences((1,) * 3, (70, 0, 19), num_padding=2)
     for dtype, kv_dtype in itertools.product((FP32, FP16), (FP32, FP16, INT8, FP8)):
         yield _latent_check(some, heads, dtype, kv_dtype)
     for kv_dtype in (BF16, INT8, FP8):
         yield _latent_check(some, heads, BF16, kv_dtype)
-    few = _Sequences((1, 1), (40, 21))
+    few = Sequences((1, 1), (40, 21))
     for odd in ((3, 40, 8), (2, 33, 6), (20, 32, 8), (128, 64, 16)):
         yield _latent_check(few, odd, FP32, FP32)
         yield _latent_check(few, odd, FP16, INT8)
     yield _latent_check(few, (128, 64, 16), FP16, FP16)
     for kv_dtype in (FP16, INT8):  # DeepSeek's sizes
         yield _latent_check(few, (16, 512, 64), FP16, kv_dtype)
-    for long in (_Sequences((1,), (300,)), _Sequences((1,) * 4, (700, 3, 0, 129), 64)):
+    for long in (Sequences((1,), (300,)), Sequences((1,) * 4, (700, 3, 0, 129), 64)):
         for kv_dtype in (FP32, INT8):
             yield _latent_check(long, heads, FP32, kv_dtype)
-    yield _many_splits(_latent_check(_Sequences((1, 1), (2300, 200)), (4, 32, 8), FP16, FP16))
+    yield _many_splits(_latent_check(Sequences((1, 1), (2300, 200)), (4, 32, 8), FP16, FP16))
     for lens in (((1, 2, 8), (9, 40, 8)), ((3, 1, 0, 5), (30, 7, 6, 70)), ((40,), (70,))):
         for dtype in (FP32, FP16):  # several queries, each with its own causal limit
-            yield _latent_check(_Sequences(*lens), (4, 40, 8), dtype, dtype)
+            yield _latent_check(Sequences(*lens), (4, 40, 8), dtype, dtype)
     # the first queries see nothing of the last splits
-    chunk = _Sequences((60, 1), (300, 260))
+    chunk = Sequences((60, 1), (300, 260))
     yield _many_splits(_latent_check(chunk, (2, 32, 8), FP16, INT8))
     first = 2**31 // (16 * 64) + 1
-    far = _Sequences((1, 1), (21, 3), first_block=first)
+    far = Sequences((1, 1), (21, 3), first_block=first)
     yield _latent_check(far, (4, 64, 8), FP32, INT8)
 
 
@@ -195,13 +101,13 @@ def benches() -> Iterator[Case]:
     """Yield decode steps of Llama-3-8B, DeepSeek-V2-Lite and DeepSeek-V3."""
     steps = list(itertools.product((1, 32), (4096, 32768), (BF16, INT8)))
     for num_seqs, context, kv_dtype in steps:
-        yield _paged_bench(_Sequences((1,) * num_seqs, (context,) * num_seqs), (32, 8, 128),
+        yield _paged_bench(Sequences((1,) * num_seqs, (context,) * num_seqs), (32, 8, 128),
                            kv_dtype)  # fmt: skip
     for num_seqs, context, kv_dtype in steps:
-        yield _latent_bench(_Sequences((1,) * num_seqs, (context,) * num_seqs), (16, 512, 64),
+        yield _latent_bench(Sequences((1,) * num_seqs, (context,) * num_seqs), (16, 512, 64),
                             kv_dtype)  # fmt: skip
     for kv_dtype in (BF16, INT8):
-        yield _latent_bench(_Sequences((1,) * 32, (4096,) * 32), (128, 512, 64), kv_dtype)
+        yield _latent_bench(Sequences((1,) * 32, (4096,) * 32), (128, 512, 64), kv_dtype)
 
 
 def call_paged(kernels: Kernels, inputs: Inputs) -> tuple[Tensor, ...]:
@@ -231,15 +137,17 @@ def _many_splits(case: Case) -> Case:
     return replace(case, name=f"{case.name}-many_splits", call=call)
 
 
-def _name(sequences: _Sequences, sizes: tuple[int, ...], *dtypes: torch.dtype) -> str:
+def _name(sequences: Sequences, sizes: tuple[int, ...], *dtypes: torch.dtype) -> str:
+    is_decode = max(sequences.query_lens) <= 1
     dtype, kv_dtype = (NAMES[one] for one in dtypes)
-    return f"decode-{dtype}-kv_{kv_dtype}-h{'_'.join(map(str, sizes))}-{sequences.name}"
+    sized = f"{dtype}-kv_{kv_dtype}-h{'_'.join(map(str, sizes))}-{sequences.name}"
+    return f"{'decode' if is_decode else 'prefill'}-{sized}"
 
 
-def _paged_check(
-    sequences: _Sequences, sizes: tuple[int, int, int], dtype: torch.dtype, kv_dtype: torch.dtype
+def paged_check(
+    sequences: Sequences, sizes: tuple[int, int, int], dtype: torch.dtype, kv_dtype: torch.dtype
 ) -> Case:
-    """Sizes: query heads, KV heads, dimensions."""
+    """Attention to a paged cache; sizes are query heads, KV heads, dimensions."""
     num_heads, num_kv_heads, dim = sizes
 
     def make(device: torch.device) -> Inputs:
@@ -256,7 +164,7 @@ def _paged_check(
 
 
 def _latent_check(
-    sequences: _Sequences, sizes: tuple[int, int, int], dtype: torch.dtype, kv_dtype: torch.dtype
+    sequences: Sequences, sizes: tuple[int, int, int], dtype: torch.dtype, kv_dtype: torch.dtype
 ) -> Case:
     """Sizes: heads, rank, rotary dimensions."""
     num_heads, rank, rope_dim = sizes
@@ -280,7 +188,7 @@ def _latent_check(
                 call_latent, ATOL[dtype], needs_fp8=kv_dtype == FP8)  # fmt: skip
 
 
-def _paged_bench(sequences: _Sequences, sizes: tuple[int, int, int], kv_dtype: torch.dtype) -> Case:
+def _paged_bench(sequences: Sequences, sizes: tuple[int, int, int], kv_dtype: torch.dtype) -> Case:
     num_heads, num_kv_heads, dim = sizes
     num_seqs, tokens = len(sequences.kv_lens), sum(sequences.kv_lens)
     row_bytes = dim * kv_dtype.itemsize + (4 if kv_dtype in SCALED else 0)
@@ -289,7 +197,7 @@ def _paged_bench(sequences: _Sequences, sizes: tuple[int, int, int], kv_dtype: t
         + 2 * tokens * num_kv_heads * row_bytes,
         num_flops=4 * tokens * num_heads * dim,
     )
-    check = _paged_check(sequences, sizes, BF16, kv_dtype)
+    check = paged_check(sequences, sizes, BF16, kv_dtype)
     if kv_dtype != BF16:
         return replace(check, cost=cost)
 
@@ -306,9 +214,7 @@ def _paged_bench(sequences: _Sequences, sizes: tuple[int, int, int], kv_dtype: t
     return replace(check, make=make, cost=cost, torch_call=torch_call)
 
 
-def _latent_bench(
-    sequences: _Sequences, sizes: tuple[int, int, int], kv_dtype: torch.dtype
-) -> Case:
+def _latent_bench(sequences: Sequences, sizes: tuple[int, int, int], kv_dtype: torch.dtype) -> Case:
     num_heads, rank, rope_dim = sizes
     num_seqs, tokens = len(sequences.kv_lens), sum(sequences.kv_lens)
     row_bytes = rank * kv_dtype.itemsize + rope_dim * BF16.itemsize
