@@ -111,7 +111,7 @@ def _begin_triton(device: torch.device) -> tuple[tuple[str, ...], tuple[str, ...
             f"backend 'triton' needs a CUDA device; {interpreter.VARIABLE}=1 in the environment "
             "runs its kernels in Triton's interpreter, far slower than backend cpu"
         )
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in ("cpu", "cuda", "meta"):  # meta: launches are recorded, not run
         raise UsageError(f"backend 'triton' cannot run on {device}; choose auto or reference")
     lacking = () if gpu_of(device).has_fp8 else ("fp8",)
     precisions = tuple(name for name in PRECISIONS if name not in lacking)

@@ -7,7 +7,6 @@ more than 2^31 elements.
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,11 +21,11 @@ from dstune.kernels.rope.triton import (
     check_tables,
     load_angles,
     load_pairs,
-    product,
     rotated,
     store_pairs,
     tile,
 )
+from dstune.kernels.rounding import quantise, row_scale
 
 __all__ = [
     "gather_latent",
@@ -37,11 +36,6 @@ __all__ = [
 ]
 
 MIN_SCALE = tl.constexpr(reference.MIN_SCALE)
-FP8_MAX = tl.constexpr(reference.FP8_MAX)
-INT8_MAX = tl.constexpr(reference.LARGEST[torch.int8])
-# Adding and subtracting 1.5 * 2^(23 - k) rounds a small fp32 to a multiple of 2^-k, half to even.
-TO_INTEGER = tl.constexpr(1.5 * 2.0**23)
-TO_FP8_SUBNORMAL = tl.constexpr(1.5 * 2.0**14)
 
 
 def write_kv(k: Tensor, v: Tensor, layer: KvLayer, slot_mapping: Tensor) -> None:
@@ -138,32 +132,6 @@ def _or(scale: Tensor | None, cache: Tensor) -> Tensor:
 
 
 @triton.jit
-def row_scale(largest, KIND: tl.constexpr):
-    """Return the scale of rows whose largest magnitude is given, for a cache of type KIND.
-
-    Divided as IEEE says: the plain operator may be off by two units in the last place.
-    """
-    limit: tl.constexpr = INT8_MAX if KIND.is_int8() else FP8_MAX
-    return tl.maximum(tl.div_rn(largest, limit), MIN_SCALE)
-
-
-@triton.jit
-def quantised(x, scale, KIND: tl.constexpr):
-    """Return fp32 x by the reciprocal of scale as numbers of type KIND, int8 or e4m3."""
-    scaled = product(x, tl.div_rn(1.0, scale))
-    if KIND.is_int8():
-        whole = (scaled + TO_INTEGER) - TO_INTEGER
-        return tl.minimum(tl.maximum(whole, -INT8_MAX), INT8_MAX).to(tl.int8)
-    # Rounded to e4m3's grid by hand, so that the cast is exact: the interpreter's casts do not
-    # round to nearest. A normal number keeps 3 bits of its fraction; below 2^-6 the step is 2^-9.
-    scaled = tl.minimum(tl.maximum(scaled, -FP8_MAX), FP8_MAX)
-    bits = scaled.to(tl.int32, bitcast=True)
-    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)
-    subnormal = (scaled + TO_FP8_SUBNORMAL) - TO_FP8_SUBNORMAL
-    return tl.where(tl.abs(scaled) < 0.015625, subnormal, normal).to(KIND)
-
-
-@triton.jit
 def _write_rows(
     x, slots, cache, scales, stride_token, stride_head, stride_slot, stride_cache_head,
     stride_scale, num_heads, DIM: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr,
@@ -179,8 +147,8 @@ def _write_rows(
         values = tl.load(at, mask=inside, other=0.0).to(tl.float32)
         if SCALED:
             largest = tl.max(tl.abs(values), axis=1, keep_dims=True)
-            scale = row_scale(largest, cache.dtype.element_ty)
-            values = quantised(values, scale, cache.dtype.element_ty)
+            scale = row_scale(largest, MIN_SCALE, cache.dtype.element_ty)
+            values = quantise(values, scale, cache.dtype.element_ty)
             tl.store(scales + slot * stride_scale + head, scale, mask=head < num_heads)
         at = cache + slot * stride_slot + head * stride_cache_head + column
         tl.store(at, values.to(cache.dtype.element_ty), mask=inside)
@@ -217,9 +185,9 @@ def _rotate_and_write_kv(
         if SCALED:
             a32, b32 = a.to(tl.float32), b.to(tl.float32)
             largest = tl.max(tl.maximum(tl.abs(a32), tl.abs(b32)), axis=1, keep_dims=True)
-            scale = row_scale(largest, k_cache.dtype.element_ty)
-            first_stored = quantised(a32, scale, k_cache.dtype.element_ty)
-            second_stored = quantised(b32, scale, k_cache.dtype.element_ty)
+            scale = row_scale(largest, MIN_SCALE, k_cache.dtype.element_ty)
+            first_stored = quantise(a32, scale, k_cache.dtype.element_ty)
+            second_stored = quantise(b32, scale, k_cache.dtype.element_ty)
             tl.store(k_scales + slot * stride_k_scale + k_head, scale, mask=is_k)
             tl.store(v_scales + slot * stride_v_scale + v_head, scale, mask=is_v)
         k_heads = k_cache + slot * stride_k_slot + k_head * stride_k_head
@@ -267,8 +235,8 @@ def _rotate_and_write_latent(
         if SCALED:
             values = values.to(tl.float32)
             largest = tl.max(tl.abs(values), axis=1, keep_dims=True)
-            scale = row_scale(largest, latent_cache.dtype.element_ty)
-            values = quantised(values, scale, latent_cache.dtype.element_ty)
+            scale = row_scale(largest, MIN_SCALE, latent_cache.dtype.element_ty)
+            values = quantise(values, scale, latent_cache.dtype.element_ty)
             tl.store(scales + slot * stride_scale + one, scale)
         at = latent_cache + slot * stride_slot + column
         tl.store(at, values.to(latent_cache.dtype.element_ty), mask=inside)

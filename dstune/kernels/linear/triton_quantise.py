@@ -1,8 +1,6 @@
 """Quantises activations before a matrix product: int8 by groups of 64 values, e4m3 by rows.
 
-The arithmetic is `cache_io.reference.quantise_rows` to the last bit: exact division, reciprocal
-multiplied, rounded half to even. e4m3 is rounded before it is stored, not by the store, because
-that of Triton's interpreter truncates: so what is proved there is what a GPU computes.
+The arithmetic is `cache_io.reference.quantise_rows` to the last bit.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -14,28 +12,9 @@ from torch import Tensor
 
 from dstune.kernels.launch import ceil_div, launch
 from dstune.kernels.linear.reference import GROUP, MIN_SCALE
+from dstune.kernels.rounding import quantise, row_scale
 
 _BLOCK = 1024  # values of a row that a program has in registers
-
-
-@triton.jit
-def round_half_even(x):
-    """Round |x| < 2^22: beside 1.5 * 2^23 a float has no bits left for a fraction."""
-    return (x + 12582912.0) - 12582912.0
-
-
-@triton.jit
-def round_to_e4m3(x):
-    """Round |x| <= 448 to the nearest e4m3 number, half to even.
-
-    Normal numbers keep 3 of fp32's 23 bits of mantissa; below 2^-6 the numbers stand 2^-9 apart,
-    which is what fp32 resolves beside 1.5 * 2^14.
-    """
-    bits = x.to(tl.int32, bitcast=True)
-    kept = (bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20 << 20
-    return tl.where(
-        tl.abs(x) < 0.015625, (x + 24576.0) - 24576.0, kept.to(tl.float32, bitcast=True)
-    )
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -55,11 +34,9 @@ def quantise_groups_kernel(
     groups = tl.program_id(1) * NUM_GROUPS + tl.arange(0, NUM_GROUPS)
     at = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     values = tl.load(x + row * stride_x + at, mask=at < depth, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.div_rn(tl.max(tl.abs(values), axis=1), 127.0), MIN_SCALE)
-    # Clamped before it is rounded, which is the same, and keeps the product out of an fma
-    scaled = values * tl.div_rn(1.0, scale)[:, None]
-    scaled = round_half_even(tl.minimum(tl.maximum(scaled, -127.0), 127.0))
-    tl.store(quantised + row * padded_depth + at, scaled.to(tl.int8), mask=at < padded_depth)
+    scale = row_scale(tl.max(tl.abs(values), axis=1), MIN_SCALE, tl.int8)
+    values = quantise(values, scale[:, None], tl.int8)
+    tl.store(quantised + row * padded_depth + at, values, mask=at < padded_depth)
     tl.store(scales + groups * num_rows + row, scale, mask=groups * GROUP < padded_depth)
 
 
@@ -81,18 +58,13 @@ def quantise_rows_kernel(
         at = first + tl.arange(0, BLOCK)
         values = tl.load(x + at, mask=at < depth, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.abs(values))
-    scale = tl.maximum(tl.div_rn(tl.max(largest, axis=0), 448.0), MIN_SCALE)
+    scale = row_scale(tl.max(largest, axis=0), MIN_SCALE, quantised.dtype.element_ty)
     tl.store(scales + row, scale)
-    reciprocal = tl.div_rn(1.0, scale)
     for first in range(0, padded_depth, BLOCK):
         at = first + tl.arange(0, BLOCK)
-        values = tl.load(x + at, mask=at < depth, other=0.0).to(tl.float32) * reciprocal
-        values = round_to_e4m3(tl.minimum(tl.maximum(values, -448.0), 448.0))
-        tl.store(
-            quantised + row * padded_depth + at,
-            values.to(quantised.dtype.element_ty),
-            mask=at < padded_depth,
-        )
+        values = tl.load(x + at, mask=at < depth, other=0.0).to(tl.float32)
+        values = quantise(values, scale, quantised.dtype.element_ty)
+        tl.store(quantised + row * padded_depth + at, values, mask=at < padded_depth)
 
 
 def quantise_groups(x: Tensor, padded_depth: int) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dstune.kernels.launch import ceil_div, launch, next_power_of_2
+from dstune.kernels.rounding import product
 
 _TILE = 2048  # elements of a program
 
@@ -42,16 +43,6 @@ def tile(num_heads: int, dim: int) -> tuple[int, int, int]:
     block = next_power_of_2(dim // 2)
     num_heads_each = min(next_power_of_2(num_heads), max(1, _TILE // (2 * block)))
     return block, num_heads_each, min(max(1, num_heads_each * 2 * block // 512), 8)
-
-
-@triton.jit
-def product(a, b):
-    """Return a * b rounded to fp32.
-
-    Written so that the compiler cannot merge it with a following addition: the reference rounds
-    every product, and results are to be equal.
-    """
-    return tl.fma(a, b, 0.0)
 
 
 @triton.jit

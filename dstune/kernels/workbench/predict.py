@@ -66,9 +66,13 @@ class Predictions:
 
 
 def predict(cases: Sequence[Case], gpu_name: str) -> Predictions:
-    """Return the least time of every case; raises UsageError for a GPU without published rates."""
-    gpu = {name.lower(): gpu for name, gpu in GPUS.items()}.get(gpu_name.lower())
-    if gpu is None:
+    """Return the least time of every case on a GPU; h100 is name enough.
+
+    Raises UsageError for a GPU without published rates.
+    """
+    wanted = gpu_name.lower()
+    gpu = next((gpu for name, gpu in GPUS.items() if name.lower().startswith(wanted)), None)
+    if gpu is None or len(wanted) < len("h100"):
         raise UsageError(f"no published rates of {gpu_name!r}; choose from {', '.join(GPUS)}")
     rows = []
     skipped: dict[str, int] = {}
