@@ -6,6 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():
+    # Triton's kernels run in its interpreter, which it chooses once, at its first import
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from models import Unavailable, smollm2
 
 

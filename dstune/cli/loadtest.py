@@ -38,6 +38,9 @@ def run(
     ] = None,
     rate: Annotated[float | None, typer.Option(help="Requests per second, an open loop.")] = None,
     users: Annotated[int | None, typer.Option(help="Requests in flight, a closed loop.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="Kernels: auto, triton, cpu or reference.")
+    ] = None,
     processes: Annotated[int, typer.Option(min=1, max=64, help="Load processes.")] = 1,
     recommended: Annotated[
         str | None,
@@ -60,6 +63,7 @@ def run(
 
     changes = list(overrides or [])
     changes += [f"target={json.dumps(target)}"] if target is not None else []
+    changes += [f"knobs.backend={backend}"] if backend is not None else []
     loaded = under_load(
         load_profile(profile, changes), duration=duration, rate_per_s=rate, users=users
     )

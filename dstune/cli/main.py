@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import dstune
-from dstune.cli import knobs, loadtest, quality, report, serve, sweep
+from dstune.cli import kernels, knobs, loadtest, quality, report, serve, sweep
 from dstune.errors import DstuneError, ExitCode
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command("report", epilog=report.EXAMPLES)(report.run)
 app.command("knobs", epilog=knobs.EXAMPLES)(knobs.run)
 app.command("serve", epilog=serve.EXAMPLES)(serve.run)
 app.command("quality", epilog=quality.EXAMPLES)(quality.run)
+app.add_typer(kernels.app, name="kernels")
 
 
 def _version(is_asked: bool) -> None:

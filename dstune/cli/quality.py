@@ -28,6 +28,7 @@ def run(
         str, typer.Option(help="KV element types; the others are compared with the first.")
     ] = "auto,int8",
     text: Annotated[Path | None, typer.Option(help="UTF-8 text; default: the bundled one.")] = None,
+    backend: Annotated[str, typer.Option(help="Kernels: auto, triton, cpu or reference.")] = "auto",
     windows: Annotated[int, typer.Option(min=2, help="Windows of 512 tokens to score.")] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> int:
@@ -44,7 +45,7 @@ def run(
     content = corpus_text() if text is None else read_text(text)
     variants = plan_variants(precision.split(","), kv_cache_dtype.split(","))
     with ProgressBars() as bars:
-        found = check_quality(model, variants, content, windows, bars.report)
+        found = check_quality(model, variants, content, windows, bars.report, backend)
     rows = [quality.QualityRow(**one.as_row()) for one in found]
     if as_json:
         print(json.dumps(quality.as_document(model, rows), indent=1))

@@ -36,6 +36,9 @@ def run(
     ] = None,
     weights: Annotated[str, typer.Option(help="auto, or random for a shape alone.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    backend: Annotated[
+        str | None, typer.Option(help="Kernels: auto, triton, cpu or reference.")
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Where to listen; beyond this machine only with a key.")
     ] = DEFAULTS.host,
@@ -86,7 +89,8 @@ def run(
     )
     found = None if recommended is None else RunFolder.recommended(recommended, RUNS)
     served = model or (found.model if found else str(Profile.model_fields["model"].default))
-    chosen = {**(found.knobs if found else {}), **parse_settings(settings or [])}
+    changes = [*(settings or []), *([f"backend={backend}"] if backend is not None else [])]
+    chosen = {**(found.knobs if found else {}), **parse_settings(changes)}
     complete(chosen)  # what is wrong together is told before a model is loaded
     bind(host, port).close()  # so is a port that is taken
     log_to(sys.stderr)

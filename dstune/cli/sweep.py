@@ -35,6 +35,9 @@ def run(
     ] = None,
     budget: Annotated[str | None, typer.Option(help="Wall clock, such as 5m.")] = None,
     trials: Annotated[int | None, typer.Option(help="Most trials of the search.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="Kernels: auto, triton, cpu or reference.")
+    ] = None,
     driver: Annotated[str | None, typer.Option(help="How load is driven: http or offline.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
@@ -44,7 +47,8 @@ def run(
     """Finds the configuration to run: measures, confirms, writes recommended.yaml."""
     changes = list(overrides or [])
     changes += [f"{key}={value}" for key, value in
-                (("budget.wall", budget), ("budget.trials", trials), ("driver", driver))
+                (("budget.wall", budget), ("budget.trials", trials), ("driver", driver),
+                 ("knobs.backend", backend))
                 if value is not None]  # fmt: skip
     if profile is None and resume is None:
         raise UsageError("give a profile, or --resume RUN, which brings its own")

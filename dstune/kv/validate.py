@@ -87,13 +87,14 @@ def check_quality(
     text: str,
     num_windows: int,
     report: Report = lambda variant, done, planned: None,
+    backend: str = "auto",
 ) -> list[Quality]:
     """Opens a model, cuts windows from a text, and compares the variants on them."""
     checkpoint = open_checkpoint(model)
     if checkpoint.tokenizer is None:
         raise ModelError(f"{model} has no tokenizer, so a text cannot be scored with it")
     windows = cut_windows(checkpoint.tokenizer.encode(text), num_windows)
-    return compare_quality(checkpoint, variants, windows, report)
+    return compare_quality(checkpoint, variants, windows, report, backend)
 
 
 def cut_windows(token_ids: Sequence[int], num_windows: int) -> list[list[int]]:
@@ -113,6 +114,7 @@ def compare_quality(
     variants: Sequence[Variant],
     windows: Sequence[Sequence[int]],
     report: Report = lambda variant, done, planned: None,
+    backend: str = "auto",
 ) -> list[Quality]:
     """Scores the windows under each variant; the first is what the others are compared with."""
     planned = sum(len(window) - CONTEXT_TOKENS for window in windows)
@@ -124,6 +126,7 @@ def compare_quality(
                 **REFERENCE_KNOBS,
                 "precision": variant.precision,
                 "kv_cache_dtype": variant.kv_cache_dtype,
+                "backend": backend,
                 "max_model_len": WINDOW_TOKENS + 1,
             }
         )

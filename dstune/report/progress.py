@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
@@ -24,6 +25,7 @@ class ProgressBars:
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
+            TextColumn("{task.fields[now]}", markup=False),
             console=Console(stderr=True),
         )
         self._tasks: dict[str, TaskID] = {}
@@ -40,8 +42,12 @@ class ProgressBars:
     ) -> None:
         self._progress.__exit__(kind, error, trace)
 
-    def report(self, name: str, done: int, planned: int) -> None:
-        """Moves the bar of `name`, which begins at the first call."""
+    def report(self, name: str, done: int, planned: int, now: str = "") -> None:
+        """Moves the bar of `name`, which begins at the first call; `now` stands behind it."""
         if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(name, total=planned)
-        self._progress.update(self._tasks[name], completed=done)
+            self._tasks[name] = self._progress.add_task(name, total=planned, now="")
+        self._progress.update(self._tasks[name], completed=done, now=now)
+
+    def named(self, name: str) -> Callable[[str, int, int], None]:
+        """One bar for work whose reports say what it is at."""
+        return lambda now, done, planned: self.report(name, done, planned, now)

@@ -21,16 +21,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.engine_runs import OUTPUT_TOKENS, PROMPT_TOKENS, open_engine
 from benchmarks.limits import operations_per_s, read_bytes_per_s
 from models import smollm2
 
-from dstune.engine.config import EngineConfig
-from dstune.engine.engine import Engine
 from dstune.engine.request import SamplingParams
 from dstune.model.loading.open import open_checkpoint
 
-PROMPT_TOKENS = 128
-OUTPUT_TOKENS = 64
 BASELINE = "transformers bf16"
 
 
@@ -45,10 +42,7 @@ class System:
 
 
 def dstune_system(model: str, precision: str) -> System:
-    config = EngineConfig.from_knobs(
-        {"precision": precision, "max_model_len": 256, "enable_prefix_caching": False}
-    )
-    engine = Engine(open_checkpoint(model), config)
+    engine = open_engine(model, precision)
 
     def generate(prompts: list[list[int]]) -> None:
         for index, prompt in enumerate(prompts):

@@ -122,5 +122,8 @@ def test_predictions_say_what_they_leave_out() -> None:
     assert [one.case for one in found.rows] == ["c"]
     assert found.skipped == {"their cost is not stated": 1, "A100-80G has no fp8": 1}
     assert len(predict(cases, "H200").rows) == 2
+    assert predict(cases, "h100").gpu.name == "H100-SXM"
     with pytest.raises(UsageError, match="choose from A100-80G"):
         predict(cases, "T4")
+    with pytest.raises(UsageError, match="choose from A100-80G"):
+        predict(cases, "h")
