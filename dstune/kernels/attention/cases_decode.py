@@ -36,6 +36,7 @@ def checks() -> Iterator[Case]:
 
 def _paged_checks() -> Iterator[Case]:
     heads = (4, 2, 64)
+    yield paged_check(Sequences((1,), (1,)), heads, FP32, FP32)
     for size in (16, 32, 64, 128):  # one token, a full block, the middle of one, an empty slot
         ragged = Sequences((1,) * 4, (1, size, size + 5, 0), size)
         for kv_dtype in (FP32, INT8):

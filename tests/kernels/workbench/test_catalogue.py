@@ -20,9 +20,9 @@ BENCHES = catalogue.benches()
 
 MUST_BE_PROVED = {
     "one token": r"^rms_norm-fp32-1x|^pack_linear-.*-m1-",
-    "one token, attention": r"^paged_attention-prefill-.*-1of1$",
+    "one token, attention": r"^paged_attention-decode-.*-1of1$",
     "one token, experts": r"^pack_experts-.*-t1-",
-    "one block": r"^paged_attention-prefill-.*-block16-.*-16of16$",
+    "one block": r"^paged_attention-prefill-.*-block16-16of16$",
     "block size 16": r"^paged_attention-decode-.*-block16-",
     "block size 32": r"^paged_attention-decode-.*-block32-",
     "block size 64": r"^paged_attention-decode-.*-block64-",
@@ -33,7 +33,7 @@ MUST_BE_PROVED = {
     "block size 128, latent": r"^latent_attention-.*-block128-",
     "block size 128, prefill": r"^paged_attention-prefill-.*-block128-",
     "a length that ends inside a block": r"^paged_attention-decode-.*-block16-.*1of21",
-    "a length that ends inside a block, prefill": r"^paged_attention-prefill-.*block16-.*-20of37",
+    "a length that ends inside a block, prefill": r"^paged_attention-prefill-.*block16-20of37",
     "empty slots": r"^paged_attention-decode-.*1of0.*-pad2$",
     "empty slots, latent": r"^latent_attention-.*1of0.*-pad2$",
     "empty slots, prefill": r"^paged_attention-prefill-.*1of0.*-pad2$",
