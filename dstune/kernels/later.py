@@ -1,9 +1,11 @@
-"""A function that is imported when its backend is chosen: not everyone has Triton."""
+"""Which function serves which backend; Triton is imported when chosen: not everyone has it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
+
+Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -13,7 +15,14 @@ class Later:
     module: str
     name: str
 
-    def load(self) -> Callable[..., Any]:
+    def load(self) -> Function:
         """Import it."""
-        function: Callable[..., Any] = getattr(import_module(self.module), self.name)
+        function: Function = getattr(import_module(self.module), self.name)
         return function
+
+
+def backends(reference: Function, cpu: Function) -> dict[str, Function | Later]:
+    """Return an operation's table; Triton's function has the reference's name, in `triton.py`."""
+    folder = reference.__module__.removesuffix(".reference")
+    triton = Later(f"{folder}.triton", reference.__name__)
+    return {"reference": reference, "cpu": cpu, "triton": triton}

@@ -1,21 +1,8 @@
 """Attention: which function serves which backend."""
 
 from dstune.kernels.attention import cpu, reference
-from dstune.kernels.later import Later
+from dstune.kernels.later import backends
 
-_TRITON = "dstune.kernels.attention.triton"
-PAGED_ATTENTION = {
-    "reference": reference.paged_attention,
-    "cpu": cpu.paged_attention,
-    "triton": Later(_TRITON, "paged_attention"),
-}
-LATENT_ATTENTION = {
-    "reference": reference.latent_attention,
-    "cpu": cpu.latent_attention,
-    "triton": Later(_TRITON, "latent_attention"),
-}
-DENSE_ATTENTION = {
-    "reference": reference.dense_attention,
-    "cpu": cpu.dense_attention,
-    "triton": Later(_TRITON, "dense_attention"),
-}
+PAGED_ATTENTION = backends(reference.paged_attention, cpu.paged_attention)
+LATENT_ATTENTION = backends(reference.latent_attention, cpu.latent_attention)
+DENSE_ATTENTION = backends(reference.dense_attention, cpu.dense_attention)

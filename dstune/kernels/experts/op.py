@@ -1,11 +1,6 @@
 """Routed experts: which function serves which backend."""
 
 from dstune.kernels.experts import cpu, reference
-from dstune.kernels.later import Later
+from dstune.kernels.later import backends
 
-_TRITON = "dstune.kernels.experts.triton"
-PACK_EXPERTS = {
-    "reference": reference.pack_experts,
-    "cpu": cpu.pack_experts,
-    "triton": Later(_TRITON, "pack_experts"),
-}
+PACK_EXPERTS = backends(reference.pack_experts, cpu.pack_experts)

@@ -1,16 +1,7 @@
 """Expert gates: which function serves which backend."""
 
 from dstune.kernels.gating import cpu, reference
-from dstune.kernels.later import Later
+from dstune.kernels.later import backends
 
-_TRITON = "dstune.kernels.gating.triton"
-GATE_SOFTMAX = {
-    "reference": reference.gate_softmax,
-    "cpu": cpu.gate_softmax,
-    "triton": Later(_TRITON, "gate_softmax"),
-}
-GATE_SIGMOID = {
-    "reference": reference.gate_sigmoid,
-    "cpu": cpu.gate_sigmoid,
-    "triton": Later(_TRITON, "gate_sigmoid"),
-}
+GATE_SOFTMAX = backends(reference.gate_softmax, cpu.gate_softmax)
+GATE_SIGMOID = backends(reference.gate_sigmoid, cpu.gate_sigmoid)

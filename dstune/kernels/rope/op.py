@@ -1,11 +1,6 @@
 """Rotary position embedding: which function serves which backend."""
 
-from dstune.kernels.later import Later
+from dstune.kernels.later import backends
 from dstune.kernels.rope import cpu, reference
 
-_TRITON = "dstune.kernels.rope.triton"
-APPLY_ROPE = {
-    "reference": reference.apply_rope,
-    "cpu": cpu.apply_rope,
-    "triton": Later(_TRITON, "apply_rope"),
-}
+APPLY_ROPE = backends(reference.apply_rope, cpu.apply_rope)
