@@ -96,7 +96,7 @@ def select(backend: str, device: torch.device) -> Kernels:
     if backend == "auto":
         backend = {"cuda": "triton", "cpu": "cpu"}.get(device.type, "reference")
     if backend not in BACKENDS:
-        raise UsageError(f"backend {backend!r} is unknown; choose auto, {' or '.join(BACKENDS)}")
+        raise UsageError(f"backend {backend!r} is unknown; choose auto, {', '.join(BACKENDS)}")
     precisions, kv_dtypes = _BEGIN[backend](device)
     operations: dict[str, Any] = {}
     for name, table in _OPERATIONS.items():
@@ -111,6 +111,8 @@ def _begin_triton(device: torch.device) -> tuple[tuple[str, ...], tuple[str, ...
             f"backend 'triton' needs a CUDA device; {interpreter.VARIABLE}=1 in the environment "
             "runs its kernels in Triton's interpreter, far slower than backend cpu"
         )
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"there is no {device} here; choose device cpu")
     if device.type not in ("cpu", "cuda", "meta"):  # meta: launches are recorded, not run
         raise UsageError(f"backend 'triton' cannot run on {device}; choose auto or reference")
     lacking = () if gpu_of(device).has_fp8 else ("fp8",)

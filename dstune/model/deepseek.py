@@ -77,6 +77,7 @@ class DeepseekModel:
         ends = Ends.load(packer, shape)
         self._layers = [self._load_layer(packer, index) for index in range(shape.num_layers)]
         self._decoder = Decoder(ends, self._layers, kernels, shape.rms_norm_eps)
+        self._scale = shape.softmax_scale
         self._rotation = make_rotation(shape.rope, shape.max_position, precision.device)
         self.num_weight_bytes = packer.num_bytes
 
@@ -197,7 +198,7 @@ class DeepseekModel:
             query[:, :, nope:],
             cache,
             batch,
-            self.shape.softmax_scale,
+            self._scale,
         )
         values = torch.bmm(mixed.transpose(0, 1), weights.absorb_value)
         return values.transpose(0, 1).reshape(len(query), -1)
@@ -250,7 +251,7 @@ class DeepseekModel:
             query,
             keys,
             expanded[:, :, mla.nope_dim :],
-            self.shape.softmax_scale,
+            self._scale,
             batch.host_kv_lens[row] - len(query) - first,
             lse,
         )

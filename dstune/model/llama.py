@@ -41,6 +41,7 @@ class LlamaModel:
         ends = Ends.load(packer, shape)
         self._layers = [self._load_layer(packer, index) for index in range(shape.num_layers)]
         self._decoder = Decoder(ends, self._layers, kernels, shape.rms_norm_eps)
+        self._scale = shape.softmax_scale
         self._rotation = make_rotation(shape.rope, shape.max_position, precision.device)
         self.num_weight_bytes = packer.num_bytes
 
@@ -84,5 +85,5 @@ class LlamaModel:
         heads, kv_heads, dim = self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim
         qkv = layer.qkv(hidden).view(-1, heads + 2 * kv_heads, dim)
         self.kernels.rotate_and_write_kv(qkv, heads, self._rotation, cache, batch)
-        mixed = self.kernels.paged_attention(qkv[:, :heads], cache, batch, self.shape.softmax_scale)
+        mixed = self.kernels.paged_attention(qkv[:, :heads], cache, batch, self._scale)
         return mixed.view(-1, heads * dim)

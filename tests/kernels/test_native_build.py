@@ -1,5 +1,6 @@
 """Building the native library: its cache, its errors, its OpenMP; and choosing a backend."""
 
+import struct
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from dstune.errors import UsageError
+from dstune.kernels import native
 from dstune.kernels import select as selection
 from dstune.kernels.native import build as building
 from dstune.kernels.select import select
@@ -84,17 +86,40 @@ def test_the_key_follows_sources_and_instruction_set(
     assert len(paths) == 3
 
 
-def test_choosing_a_backend() -> None:
+@pytest.mark.parametrize(
+    "arguments", [(0, 2, 0, 0, 1, 0), (None, 2, 0, 0, 1, 0, 1), (0, 2.5, 0, 0, 1, 0, 1)],
+    ids=["too few", "no pointer", "no integer"],
+)  # fmt: skip
+def test_arguments_that_the_declaration_does_not_have_are_refused(
+    arguments: tuple[float | None, ...],
+) -> None:
+    """gate_up, stride, out, tokens, features, dtype, threads; no tokens, so nothing is read."""
+    silu_and_mul = native.load().silu_and_mul
+    silu_and_mul(0, 2, 0, 0, 1, 0, 1)
+    with pytest.raises(struct.error):
+        silu_and_mul(*arguments)
+
+
+def test_choosing_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cpu")
     assert select("auto", device).backend == select("cpu", device).backend == "cpu"
     assert select("reference", device).backend == "reference"
-    assert select("auto", torch.device("cuda")).backend == "reference"
-    with pytest.raises(UsageError, match="choose auto, reference or cpu"):
+    assert select("triton", device).backend == "triton", "interpreted, as tests/conftest.py says"
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(UsageError, match="needs a CUDA device; TRITON_INTERPRET=1"):
+        select("triton", device)
+    with pytest.raises(UsageError, match="choose auto, triton, cpu, reference"):
         select("gpu", device)
     with pytest.raises(UsageError, match="cannot run on cuda"):
         select("cpu", torch.device("cuda"))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a CUDA device")
+def test_a_gpu_that_is_not_there() -> None:
+    with pytest.raises(UsageError, match="no cuda here"):
+        select("auto", torch.device("cuda"))
+
+
 def test_every_operation_serves_every_backend() -> None:
     for name, table in selection._OPERATIONS.items():
-        assert tuple(table) == selection.BACKENDS, name
+        assert set(table) == set(selection.BACKENDS), name

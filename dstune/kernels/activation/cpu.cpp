@@ -23,9 +23,8 @@ void run(const void* gate_up, int64_t stride, void* out, int64_t tokens, int64_t
 
 }  // namespace
 
-DSTUNE_API_SHORT void dstune_silu_and_mul(const void* gate_up, int64_t stride, void* out,
-                                          int64_t tokens, int64_t features, int64_t dtype,
-                                          int64_t threads) {
+DSTUNE_API_SHORT(silu_and_mul, (const void* gate_up, int64_t stride, void* out, int64_t tokens,
+                                int64_t features, int64_t dtype, int64_t threads)) {
   auto f = dtype == kF32 ? run<float> : run<bf16>;
   f(gate_up, stride, out, tokens, features, threads);
 }

@@ -165,12 +165,13 @@ void dispatch(const Problem& p, int64_t dtype, int64_t cache_dtype) {
 }  // namespace
 
 // q [tokens, heads, dim] -> out [tokens, heads, dim]; the cache is [slots, kv_heads, dim].
-DSTUNE_API void dstune_paged_attention(
-    const void* q, int64_t q_token, int64_t q_head, const void* k, const void* v,
-    const float* k_scale, const float* v_scale, const int32_t* query_start,
-    const int32_t* kv_lens, const int32_t* block_tables, int64_t max_blocks, int64_t block_size,
-    void* out, int64_t tokens, int64_t seqs, int64_t heads, int64_t kv_heads, int64_t dim,
-    float scale, int64_t dtype, int64_t cache_dtype, int64_t threads) {
+DSTUNE_API(paged_attention, (const void* q, int64_t q_token, int64_t q_head, const void* k,
+                             const void* v, const float* k_scale, const float* v_scale,
+                             const int32_t* query_start, const int32_t* kv_lens,
+                             const int32_t* block_tables, int64_t max_blocks, int64_t block_size,
+                             void* out, int64_t tokens, int64_t seqs, int64_t heads,
+                             int64_t kv_heads, int64_t dim, float scale, int64_t dtype,
+                             int64_t cache_dtype, int64_t threads)) {
   Problem p{};
   p.q = q, p.q_token = q_token, p.q_head = q_head;
   p.k = k, p.v = v, p.k_scale = k_scale, p.v_scale = v_scale;
@@ -184,13 +185,14 @@ DSTUNE_API void dstune_paged_attention(
 
 // q [tokens, heads, latent_dim], q_rope [tokens, heads, rope_dim] -> out like q; one kv head, and
 // the values are the latents again.
-DSTUNE_API void dstune_latent_attention(
-    const void* q, int64_t q_token, int64_t q_head, const void* q_rope, int64_t q_rope_token,
-    int64_t q_rope_head, const void* latent, const void* rope, const float* latent_scale,
-    const int32_t* query_start, const int32_t* kv_lens, const int32_t* block_tables,
-    int64_t max_blocks, int64_t block_size, void* out, int64_t tokens, int64_t seqs,
-    int64_t heads, int64_t latent_dim, int64_t rope_dim, float scale, int64_t dtype,
-    int64_t cache_dtype, int64_t rope_dtype, int64_t threads) {
+DSTUNE_API(latent_attention, (const void* q, int64_t q_token, int64_t q_head, const void* q_rope,
+                              int64_t q_rope_token, int64_t q_rope_head, const void* latent,
+                              const void* rope, const float* latent_scale,
+                              const int32_t* query_start, const int32_t* kv_lens,
+                              const int32_t* block_tables, int64_t max_blocks, int64_t block_size,
+                              void* out, int64_t tokens, int64_t seqs, int64_t heads,
+                              int64_t latent_dim, int64_t rope_dim, float scale, int64_t dtype,
+                              int64_t cache_dtype, int64_t rope_dtype, int64_t threads)) {
   Problem p{};
   p.q = q, p.q_token = q_token, p.q_head = q_head;
   p.q_rope = q_rope, p.q_rope_token = q_rope_token, p.q_rope_head = q_rope_head;
@@ -206,13 +208,12 @@ DSTUNE_API void dstune_latent_attention(
 
 // q [queries, heads, dk], k [keys, kv_heads, dk], v [keys, kv_heads, dv] -> [queries, heads, dv].
 // Query i sees the keys 0 .. diagonal + i; lse [queries, heads] or null.
-DSTUNE_API void dstune_dense_attention(const void* q, int64_t q_token, int64_t q_head,
-                                       const void* k, int64_t k_token, int64_t k_head,
-                                       const void* v, int64_t v_token, int64_t v_head, void* out,
-                                       float* lse, int64_t queries, int64_t keys,
-                                       int64_t diagonal, int64_t heads, int64_t kv_heads,
-                                       int64_t dk, int64_t dv, float scale, int64_t dtype,
-                                       int64_t cache_dtype, int64_t threads) {
+DSTUNE_API(dense_attention, (const void* q, int64_t q_token, int64_t q_head, const void* k,
+                             int64_t k_token, int64_t k_head, const void* v, int64_t v_token,
+                             int64_t v_head, void* out, float* lse, int64_t queries, int64_t keys,
+                             int64_t diagonal, int64_t heads, int64_t kv_heads, int64_t dk,
+                             int64_t dv, float scale, int64_t dtype, int64_t cache_dtype,
+                             int64_t threads)) {
   const int32_t query_start[2] = {0, (int32_t)queries}, kv_len = (int32_t)keys;
   Problem p{};
   p.q = q, p.q_token = q_token, p.q_head = q_head;

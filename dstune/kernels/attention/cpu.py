@@ -14,15 +14,16 @@ def paged_attention(q: Tensor, layer: KvLayer, batch: AttentionBatch, scale: flo
     """Attend from q [T, H, D] to each sequence's cache -> [T, H, D]; see the reference."""
     q = rows(q)
     num_tokens, num_heads, dim = q.shape
-    num_kv_heads = layer.k.shape[2]
+    keys = layer.k
     out = q.new_empty(num_tokens, num_heads, dim)
-    tables = batch.block_tables
+    token_stride, head_stride, _ = q.stride()
+    tables, kv_lens = batch.block_tables, batch.kv_lens
     lib().paged_attention(
-        q.data_ptr(), q.stride(0), q.stride(1), layer.k.data_ptr(), layer.v.data_ptr(),
+        q.data_ptr(), token_stride, head_stride, keys.data_ptr(), layer.v.data_ptr(),
         pointer(layer.k_scale), pointer(layer.v_scale), batch.query_start.data_ptr(),
-        batch.kv_lens.data_ptr(), tables.data_ptr(), tables.stride(0), batch.block_size,
-        out.data_ptr(), num_tokens, batch.kv_lens.shape[0], num_heads, num_kv_heads, dim, scale,
-        activation_code(q), CODES[layer.k.dtype], torch.get_num_threads(),
+        kv_lens.data_ptr(), tables.data_ptr(), tables.stride()[0], batch.block_size,
+        out.data_ptr(), num_tokens, len(kv_lens), num_heads, keys.shape[2], dim, scale,
+        activation_code(q), CODES[keys.dtype], torch.get_num_threads(),
     )  # fmt: skip
     return out
 
@@ -34,13 +35,15 @@ def latent_attention(
     q_latent, q_rope = rows(q_latent), rows(q_rope)
     num_tokens, num_heads, latent_dim = q_latent.shape
     out = q_latent.new_empty(num_tokens, num_heads, latent_dim)
-    tables = batch.block_tables
+    token_stride, head_stride, _ = q_latent.stride()
+    rope_token_stride, rope_head_stride, _ = q_rope.stride()
+    tables, kv_lens = batch.block_tables, batch.kv_lens
     lib().latent_attention(
-        q_latent.data_ptr(), q_latent.stride(0), q_latent.stride(1), q_rope.data_ptr(),
-        q_rope.stride(0), q_rope.stride(1), layer.latent.data_ptr(), layer.rope.data_ptr(),
-        pointer(layer.scale), batch.query_start.data_ptr(), batch.kv_lens.data_ptr(),
-        tables.data_ptr(), tables.stride(0), batch.block_size, out.data_ptr(), num_tokens,
-        batch.kv_lens.shape[0], num_heads, latent_dim, q_rope.shape[2], scale,
+        q_latent.data_ptr(), token_stride, head_stride, q_rope.data_ptr(),
+        rope_token_stride, rope_head_stride, layer.latent.data_ptr(), layer.rope.data_ptr(),
+        pointer(layer.scale), batch.query_start.data_ptr(), kv_lens.data_ptr(),
+        tables.data_ptr(), tables.stride()[0], batch.block_size, out.data_ptr(), num_tokens,
+        len(kv_lens), num_heads, latent_dim, q_rope.shape[2], scale,
         activation_code(q_latent), CODES[layer.latent.dtype], CODES[layer.rope.dtype],
         torch.get_num_threads(),
     )  # fmt: skip

@@ -129,12 +129,11 @@ auto for_precision(int64_t precision) {
 }  // namespace
 
 // x [tokens, hidden], weights and ids [tokens, top_k] -> out [tokens, hidden].
-DSTUNE_API void dstune_experts(const void* x, int64_t x_stride, const float* weights,
-                               const int64_t* ids, void* out, const uint32_t* gate_up,
-                               const float* gate_up_scale, const uint32_t* down,
-                               const float* down_scale, int64_t tokens, int64_t top_k,
-                               int64_t experts, int64_t hidden, int64_t features,
-                               int64_t precision, int64_t dtype, int64_t threads) {
+DSTUNE_API(experts, (const void* x, int64_t x_stride, const float* weights, const int64_t* ids,
+                     void* out, const uint32_t* gate_up, const float* gate_up_scale,
+                     const uint32_t* down, const float* down_scale, int64_t tokens, int64_t top_k,
+                     int64_t experts, int64_t hidden, int64_t features, int64_t precision,
+                     int64_t dtype, int64_t threads)) {
   if (tokens == 0) return;
   Layer layer{gate_up, down, gate_up_scale, down_scale, experts, hidden, features};
   auto f = dtype == kF32 ? for_precision<float>(precision) : for_precision<bf16>(precision);

@@ -77,11 +77,10 @@ void route(const Gate& g, const float* logits, const float* bias, float* weights
 }  // namespace
 
 // logits [tokens, experts], bias [experts] or null -> weights, ids [tokens, top_k].
-DSTUNE_API_SHORT void dstune_gate(const float* logits, int64_t stride, const float* bias,
-                                  float* weights, int64_t* ids, int64_t tokens, int64_t experts,
-                                  int64_t top_k, int64_t n_group, int64_t topk_group,
-                                  int64_t is_sigmoid, int64_t normalise, float factor,
-                                  int64_t threads) {
+DSTUNE_API_SHORT(gate, (const float* logits, int64_t stride, const float* bias, float* weights,
+                        int64_t* ids, int64_t tokens, int64_t experts, int64_t top_k,
+                        int64_t n_group, int64_t topk_group, int64_t is_sigmoid, int64_t normalise,
+                        float factor, int64_t threads)) {
   Gate gate{experts, top_k, n_group, topk_group, is_sigmoid != 0, normalise != 0, factor};
   parallel_ranges(tokens, threads, tokens * experts < 2048, [&](int64_t begin, int64_t end) {
     Buffers buffers;

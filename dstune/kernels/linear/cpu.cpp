@@ -79,10 +79,9 @@ auto for_precision(int64_t precision) {
 
 // x [m, k] with rows x_stride apart -> out [m, n]. column_scale (int8 only) and bias have n padded
 // to 32 elements; bias may be null.
-DSTUNE_API void dstune_linear(const void* x, int64_t x_stride, const uint32_t* weights,
-                              const float* column_scale, const float* bias, void* out, int64_t m,
-                              int64_t n, int64_t k,
-                              int64_t precision, int64_t dtype, int64_t threads) {
+DSTUNE_API(linear, (const void* x, int64_t x_stride, const uint32_t* weights,
+                    const float* column_scale, const float* bias, void* out, int64_t m, int64_t n,
+                    int64_t k, int64_t precision, int64_t dtype, int64_t threads)) {
   auto f = dtype == kF32 ? for_precision<float>(precision) : for_precision<bf16>(precision);
   if (m > 0) f(x, x_stride, weights, column_scale, bias, out, m, n, k, threads);
 }

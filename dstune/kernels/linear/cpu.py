@@ -8,7 +8,7 @@ from dstune.errors import UsageError
 from dstune.kernels.cache_io.reference import quantise_rows
 from dstune.kernels.linear.reference import MIN_SCALE
 from dstune.kernels.native import lib
-from dstune.kernels.native.arguments import activation_code, rows
+from dstune.kernels.native.arguments import activation_code, pointer, rows
 
 PANEL = 32  # columns side by side in memory; kPanel in gemm.h
 PRECISIONS = {
@@ -52,9 +52,9 @@ class CpuLinear:
         self.num_bytes = packed.num_bytes
         self._pointers = (
             packed.data.data_ptr(),
-            *(None if t is None else t.data_ptr()
-              for t in (packed.column_scale, self._bias)),
-        )  # fmt: skip
+            pointer(packed.column_scale),
+            pointer(self._bias),
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map x [M, K] -> [M, N] in x's dtype."""
@@ -64,7 +64,7 @@ class CpuLinear:
             raise ValueError(f"x has {depth} features, the weight {self.in_features}")
         out = x.new_empty(num_rows, self.out_features)
         lib().linear(
-            x.data_ptr(), x.stride(0), *self._pointers, out.data_ptr(), num_rows,
+            x.data_ptr(), x.stride()[0], *self._pointers, out.data_ptr(), num_rows,
             self.out_features, depth, self._packed.code, activation_code(x),
             torch.get_num_threads(),
         )  # fmt: skip

@@ -1,16 +1,18 @@
-"""Loads the built library and types its functions from their C declarations."""
+"""Loads the built library and packs the arguments of its functions as their C declarations say."""
 
 import ctypes
 import functools
 import re
+import struct
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from dstune.errors import UsageError
 from dstune.kernels.native.build import build, sources
 
-_DECLARATION = re.compile(r"\bDSTUNE_API(_SHORT)?\s+void\s+(\w+)\s*\(([^)]*)\)", re.DOTALL)
-_TYPES = {"int64_t": ctypes.c_int64, "float": ctypes.c_float}
+_DECLARATION = re.compile(r"^DSTUNE_API(_SHORT)?\((\w+),\s*\(([^)]*)\)\)", re.MULTILINE)
+_TYPES = {"int64_t": "q", "float": "d"}  # formats of struct; a float travels as a double
 _current: Any = None
 
 
@@ -44,23 +46,34 @@ def load(march: str = "native") -> Any:
             f"the native kernels do not load ({error}); delete {path} or set backend: reference"
         ) from error
     functions = SimpleNamespace()
-    for name, (is_short, argtypes) in _declarations().items():
-        function = getattr(keeping if is_short else releasing, name)
-        function.argtypes, function.restype = argtypes, None
-        setattr(functions, name.removeprefix("dstune_"), function)
+    for name, (is_short, layout) in _declarations().items():
+        entry = getattr(keeping if is_short else releasing, f"dstune_{name}")
+        setattr(functions, name, _function(entry, layout))
     return functions
 
 
+def _function(entry: Any, layout: str) -> Callable[..., None]:
+    """Return the Python function that packs its arguments into words and calls a C entry."""
+    entry.argtypes, entry.restype = [ctypes.c_char_p], None
+    pack = struct.Struct(layout).pack
+
+    def call(*arguments: float) -> None:
+        entry(pack(*arguments))
+
+    return call
+
+
 @functools.cache
-def _declarations() -> dict[str, tuple[bool, list[Any]]]:
-    """Return {function: (keeps the GIL, argument types)} of every cpu.cpp."""
+def _declarations() -> dict[str, tuple[bool, str]]:
+    """Return {function: (keeps the GIL, layout of its arguments)} of every cpu.cpp."""
     found = {}
     for source in sources():
         for short, name, parameters in _DECLARATION.findall(source.read_text()):
-            found[name] = (bool(short), [_argument_type(p) for p in parameters.split(",")])
+            layout = "=" + "".join(_format(parameter) for parameter in parameters.split(","))
+            found[name] = (bool(short), layout)
     return found
 
 
-def _argument_type(parameter: str) -> Any:
-    """Return the ctypes type of one C parameter: any pointer, int64_t or float."""
-    return ctypes.c_void_p if "*" in parameter else _TYPES[parameter.split()[0]]
+def _format(parameter: str) -> str:
+    """Return the format of one C parameter: any pointer, int64_t or float."""
+    return "q" if "*" in parameter else _TYPES[parameter.split()[0]]

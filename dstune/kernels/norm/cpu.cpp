@@ -1,5 +1,6 @@
 // RMSNorm with an optional residual addition; one pass for the sum, one for the scaling.
 #include "api.h"
+#include "norm/normalise.h"
 #include "vec.h"
 
 using namespace dstune;
@@ -13,7 +14,6 @@ void rows(const T* x, int64_t x_stride, const T* residual, int64_t residual_stri
           float eps) {
   for (int64_t row = begin; row < end; row++) {
     const T* in = x + row * x_stride;
-    v16f squares{};
     if (total) {
       T* sum = total + row * dim;
       const T* add = residual + row * residual_stride;
@@ -21,13 +21,7 @@ void rows(const T* x, int64_t x_stride, const T* residual, int64_t residual_stri
         store_at(sum, i, dim, load_at(in, i, dim) + load_at(add, i, dim));
       in = sum;  // normalise what was stored, rounded: both results describe the same number
     }
-    for (int64_t i = 0; i < dim; i += 16) {
-      v16f value = load_at(in, i, dim);
-      squares += value * value;
-    }
-    float scale = 1.f / std::sqrt(hsum(squares) / dim + eps);
-    for (int64_t i = 0; i < dim; i += 16)
-      store_at(normed + row * dim, i, dim, load_at(in, i, dim) * scale * load_at(weight, i, dim));
+    normalise_row(in, weight, normed + row * dim, dim, eps);
   }
 }
 
@@ -43,10 +37,10 @@ void run(const void* x, int64_t x_stride, const void* residual, int64_t residual
 
 }  // namespace
 
-DSTUNE_API_SHORT void dstune_rms_norm(const void* x, int64_t x_stride, const void* residual,
-                                      int64_t residual_stride, const void* weight, void* normed,
-                                      void* total, int64_t tokens, int64_t dim, float eps,
-                                      int64_t dtype, int64_t threads) {
+DSTUNE_API_SHORT(rms_norm, (const void* x, int64_t x_stride, const void* residual,
+                            int64_t residual_stride, const void* weight, void* normed, void* total,
+                            int64_t tokens, int64_t dim, float eps, int64_t dtype,
+                            int64_t threads)) {
   auto f = dtype == kF32 ? run<float> : run<bf16>;
   f(x, x_stride, residual, residual_stride, weight, normed, total, tokens, dim, eps, threads);
 }

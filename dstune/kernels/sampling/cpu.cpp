@@ -201,10 +201,10 @@ int64_t draw(const Row& row, Buffers& b) {
 }  // namespace
 
 // logits [batch, vocab], all others [batch] -> out [batch].
-DSTUNE_API void dstune_sample(const float* logits, int64_t stride, const float* temperature,
-                              const int64_t* top_k, const float* top_p, const float* min_p,
-                              const int64_t* seeds, const int64_t* positions, int64_t* out,
-                              int64_t batch, int64_t vocab, int64_t threads) {
+DSTUNE_API(sample, (const float* logits, int64_t stride, const float* temperature,
+                    const int64_t* top_k, const float* top_p, const float* min_p,
+                    const int64_t* seeds, const int64_t* positions, int64_t* out, int64_t batch,
+                    int64_t vocab, int64_t threads)) {
   std::atomic<int64_t> next{0};
   bool is_small = batch * vocab < 16384;
   parallel_ranges(batch > threads ? threads : batch, threads, is_small, [&](int64_t, int64_t) {
