@@ -192,7 +192,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=None, metavar="FILE")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("error: no CUDA device here; `dstune kernels verify` proves kernels on a CPU")
+        print("error: no CUDA device here; `dstune kernels verify` proves kernels on a CPU",
+              file=sys.stderr)  # fmt: skip
+        sys.exit(2)
     sys.exit(run((verify, equality, bench, engine), options.json))
 
 

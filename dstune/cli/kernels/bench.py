@@ -18,11 +18,11 @@ dstune kernels bench --predict h100"""
 
 
 def run(
-    only: Only = "",
+    only: Only = None,
     predict: Annotated[
-        str,
+        str | None,
         typer.Option(metavar="GPU", help="Run nothing: the least times on A100, H100 or H200."),
-    ] = "",
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Times every kernel on the device at hand, once it is right on the same inputs.
@@ -34,7 +34,7 @@ def run(
     from dstune.report.progress import ProgressBars
 
     cases = catalogue.benches(words(only))
-    if predict:
+    if predict is not None:
         from dstune.kernels.workbench.predict import predict as predicted
 
         rows = predicted(cases, predict)

@@ -21,7 +21,7 @@ def run(
     arch: Annotated[
         str, typer.Option(metavar="NAMES", help="Of sm_80, sm_89 and sm_90.")
     ] = "sm_80,sm_90",
-    only: Only = "",
+    only: Only = None,
     checks: Annotated[
         bool, typer.Option("--checks", help="The small cases of verify too: minutes more.")
     ] = False,
@@ -37,7 +37,7 @@ def run(
     from dstune.report import kernels
     from dstune.report.progress import ProgressBars
 
-    gpus, cases = gpus_named(words(arch)), catalogue.benches(words(only))
+    gpus, cases = gpus_named(words(arch, "--arch")), catalogue.benches(words(only))
     cases += catalogue.checks(words(only)) if checks else []
     with ProgressBars() as bars:
         found = compile_cases(cases, gpus, workers, bars.report)

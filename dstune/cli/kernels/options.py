@@ -8,18 +8,25 @@ from typing import Annotated, Any
 
 import typer
 
+from dstune.errors import UsageError
+
 Only = Annotated[
-    str,
+    str | None,
     typer.Option(
-        metavar="WORDS", help="Only cases whose folder/operation-name contains one of these words."
+        metavar="WORDS", help="Only these folders or operations, or cases whose names contain them."
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
-def words(text: str) -> list[str]:
-    """The words between commas."""
-    return [one.strip() for one in text.split(",") if one.strip()]
+def words(text: str | None, option: str = "--only") -> list[str]:
+    """The words between commas, none without the option; raises UsageError for an empty one."""
+    if text is None:
+        return []
+    found = [one.strip() for one in text.split(",")]
+    if not all(found):
+        raise UsageError(f"{option} has an empty word; give words with commas between them")
+    return found
 
 
 def show(

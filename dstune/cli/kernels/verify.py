@@ -18,7 +18,7 @@ dstune kernels verify --backend cpu"""
 
 
 def run(
-    only: Only = "",
+    only: Only = None,
     backend: Annotated[str, typer.Option(help="triton or cpu.")] = "triton",
     as_json: Json = False,
 ) -> int:

@@ -1,6 +1,7 @@
 """Every kernel's cases, collected from the operations' folders."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 
 from dstune.errors import UsageError
@@ -29,8 +30,8 @@ def checks(only: Sequence[str] = ()) -> list[Case]:
 def benches(only: Sequence[str] = ()) -> list[Case]:
     """Return the cases of real sizes.
 
-    `only` keeps those whose "folder/operation-name" contains one of the words; raises UsageError
-    for a word that fits none.
+    `only` keeps those of a folder or operation called like one of its words, or else those whose
+    "folder/operation-name" contains it; raises UsageError for a word that fits none.
     """
     return _collect("benches", only)
 
@@ -45,8 +46,19 @@ def _collect(kind: str, only: Sequence[str]) -> list[Case]:
             if name in named:
                 raise ValueError(f"two {kind} are called {name}")
             named[name] = case
+    if not only:
+        return list(named.values())
+    wanted: set[str] = set()
     for word in only:
-        if not any(word in name for name in named):
+        fitting = _fitting(word, named)
+        if not fitting:
             folders = ", ".join(dict.fromkeys(name.split("/")[0] for name in named))
             raise UsageError(f"no case contains {word!r}; the folders are {folders}")
-    return [one for name, one in named.items() if not only or any(word in name for word in only)]
+        wanted |= fitting
+    return [one for name, one in named.items() if name in wanted]
+
+
+def _fitting(word: str, names: Iterable[str]) -> set[str]:
+    """Return the names that a word means: a folder's or operation's cases, else any with it."""
+    whole = {name for name in names if word in re.split("[/-]", name)[:2]}
+    return whole or {name for name in names if word in name}

@@ -7,13 +7,16 @@ notices only at the first launch.
 """
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from importlib import import_module
 from multiprocessing import get_context
-from time import perf_counter
+from pathlib import Path
+from threading import Thread
+from time import perf_counter, sleep
 from typing import Any
 
 import torch
@@ -113,6 +116,7 @@ def compile_cases(
             f"{interpreter.VARIABLE} is set, so kernels are interpreted and cannot be compiled: "
             f"unset {interpreter.VARIABLE}"
         )
+    _check_cache()
     start = perf_counter()
     versions: list[Version] = []
     broken: list[Compiled] = []
@@ -127,6 +131,22 @@ def compile_cases(
         raise UsageError("none of these cases launches a Triton kernel; choose others with --only")
     results = [*broken, *_compile_all(versions, num_workers, report)]
     return Compilation(tuple(results), skipped, perf_counter() - start)
+
+
+def _check_cache() -> None:
+    """Raise UsageError where Triton could not keep what it compiles."""
+    from triton import knobs
+
+    folder = Path(knobs.cache.dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"Triton cannot keep what it compiles: {error}; set TRITON_CACHE_DIR to a folder that "
+            "can be written"
+        ) from None
 
 
 def _record(cases: Sequence[Case], gpu: Gpu) -> tuple[list[Version], list[Compiled], int]:
@@ -179,12 +199,15 @@ def _outcomes(versions: Sequence[Version], num_workers: int) -> Iterator[tuple[V
     left = dict(enumerate(versions))
     with _pool(num_workers) as pool:
         waiting = {pool.submit(_compile, *_portable(one)): number for number, one in left.items()}
-        for future in as_completed(waiting):
-            try:
-                outcome = future.result()
-            except BrokenProcessPool:
-                break
-            yield left.pop(waiting[future]), outcome
+        try:
+            for future in as_completed(waiting):
+                try:
+                    outcome = future.result()
+                except BrokenProcessPool:
+                    break
+                yield left.pop(waiting[future]), outcome
+        finally:  # after Ctrl-C too: what has not begun never will
+            pool.shutdown(wait=False, cancel_futures=True)
     for version in left.values():
         with _pool(1) as pool:
             try:
@@ -195,7 +218,21 @@ def _outcomes(versions: Sequence[Version], num_workers: int) -> Iterator[tuple[V
 
 
 def _pool(num_workers: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(num_workers, mp_context=get_context("spawn"))
+    parent = os.getpid()
+    return ProcessPoolExecutor(
+        num_workers, mp_context=get_context("spawn"), initializer=_end_with, initargs=(parent,)
+    )
+
+
+def _end_with(parent: int) -> None:
+    """Watch the parent from a thread and end with it: a killed parent tells its workers nothing."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            sleep(0.5)
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def _portable(version: Version) -> tuple[Any, ...]:

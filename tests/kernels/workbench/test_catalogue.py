@@ -143,3 +143,11 @@ def test_words_choose_cases_by_folder_and_name() -> None:
 
 def test_benches_state_their_cost() -> None:
     assert [case.id for case in BENCHES if case.cost is None] == []
+
+
+def test_the_name_of_a_folder_means_that_folder() -> None:
+    """Names of gates end with "normalised"; who asks for norm does not want them."""
+    found = catalogue.checks(["norm"])
+    assert {case.operation for case in found} == {"rms_norm", "add_rms_norm"}
+    assert {case.operation for case in catalogue.checks(["paged_attention"])} == {"paged_attention"}
+    assert all("-far" in case.id for case in catalogue.checks(["-far"]))

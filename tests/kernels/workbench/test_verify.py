@@ -1,6 +1,9 @@
 """Verification: a wrong kernel, a forgotten output and a crash fail, and nothing else does."""
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -108,3 +111,19 @@ def test_prepare_on_a_cpu_uses_the_interpreter(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "device_at_hand", lambda: CPU)
     kernels, reference, device = prepare("triton")
     assert (kernels.backend, reference.backend, device) == ("triton", "reference", CPU)
+
+
+def test_a_kernel_that_ends_the_process_leaves_its_case_behind() -> None:
+    script = (
+        "import ctypes, faulthandler, sys\n"
+        "sys.path.insert(0, 'tests')\n"
+        "from kernel_cases import CPU, REFERENCE, backend, norm_case\n"
+        "from dstune.kernels.workbench.verify import prove\n"
+        "faulthandler.enable()\n"
+        "crash = backend(lambda x, weight, eps: ctypes.string_at(0))\n"
+        "prove(norm_case('the-guilty-one'), crash, REFERENCE, CPU)\n"
+    )
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True)
+    assert done.returncode < 0
+    assert "<case rms_norm-the-guilty-one>" in done.stderr
