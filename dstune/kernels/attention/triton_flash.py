@@ -227,8 +227,9 @@ class _Dims:
 def _tiles(dims: _Dims, num_rows: int, dtype: torch.dtype, cache: torch.dtype, gpu: Gpu) -> _Tiles:
     """Choose tiles for sequences of up to num_rows rows a kv head.
 
-    The largest that were compiled without a spill. Hopper's warp groups read keys and values from
-    shared memory, where Ampere's warps hold all of a tile in registers.
+    The largest that were compiled without a spill, by Triton 3.7 as well as 3.9. Hopper's warp
+    groups read keys and values from shared memory, where Ampere's warps hold all of a tile in
+    registers.
     """
     is_narrow = cache.itemsize < dtype.itemsize
     m = 128 if num_rows > 64 else 64 if num_rows > 16 else 16
@@ -240,13 +241,9 @@ def _tiles(dims: _Dims, num_rows: int, dtype: torch.dtype, cache: torch.dtype, g
             num_warps, shapes = 8, [(16, 2)]
     elif dims.value_tile > 128:
         m, num_warps, shapes = 16, 8, [(32, 2), (16, 2)]
-    elif gpu.capability >= 90:
-        is_padded = dims.value_tile != dims.value or sum(dims.key_tiles) != dims.key
-        if m == 128 and not is_narrow and not is_padded:
-            shapes = [(128, 2), *shapes]
-    elif dims.value_tile > 64:
+    elif gpu.capability < 90 and dims.value_tile > 64:
         shapes = [(16, 3)] if is_narrow else [(32, 3), (32, 2)]
-    elif is_narrow:
+    elif gpu.capability < 90 and is_narrow:
         shapes = [(32, 3), (32, 2)]
     width = sum(dims.key_tiles) + dims.value_tile
     q_bytes = m * sum(dims.key_tiles) * dtype.itemsize
