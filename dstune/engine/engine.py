@@ -159,10 +159,14 @@ class Engine:
         return restart
 
     def _restart(self, config: EngineConfig, restart: Restart) -> None:
-        """Makes cache or model again; the old one goes first, since both may not fit."""
-        del self._runner, self._scheduler
+        """Makes cache or model again; the old one goes first, since both may not fit.
+
+        After a failure there may be nothing to let go: the next call makes it all.
+        """
+        gone = ["_runner", "_scheduler"] + ["_model"] * (restart is Restart.RELOAD)
+        for name in gone:
+            self.__dict__.pop(name, None)
         if restart is Restart.RELOAD:
-            del self._model
             self._load(config)
         else:
             self._rebuild(config)

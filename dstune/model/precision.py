@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from dstune.errors import KnobError
-from dstune.kernels import interpreter
 from dstune.kernels.precision import FLOAT_PRECISIONS, FP8_CAPABILITY, KV_DTYPES
 from dstune.kernels.select import Kernels
 
@@ -45,7 +44,7 @@ def resolve_kv_dtype(name: str, precision: Precision, kernels: Kernels) -> torch
 def _check(
     knob: str, name: str, known: tuple[str, ...], device: torch.device, kernels: Kernels
 ) -> None:
-    if name == "fp16" and device.type == "cpu" and not interpreter.is_enabled():
+    if name == "fp16" and kernels.backend == "cpu":
         raise KnobError(f"{knob} fp16 needs a GPU; on a CPU use bf16 or int8")
     if name in known:
         return
@@ -54,4 +53,7 @@ def _check(
             f"{knob} fp8 needs a GPU of compute capability "
             f"{FP8_CAPABILITY // 10}.{FP8_CAPABILITY % 10} or newer; use int8"
         )
-    raise KnobError(f"{knob} {name}: backend {kernels.backend} on {device} has {', '.join(known)}")
+    raise KnobError(
+        f"{knob} {name}: backend {kernels.backend} on {device} has {', '.join(known)}; use one of "
+        "them, a GPU, or backend: reference"
+    )
