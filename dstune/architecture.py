@@ -5,11 +5,9 @@ Knows nothing of weights or torch, so that planning needs neither. A leaf.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from dstune.errors import ModelError
@@ -445,20 +443,3 @@ def published_shape(name: str) -> ModelShape:
     if name not in PUBLISHED:
         raise ModelError(f"unknown shape '{name}'; published shapes are {', '.join(PUBLISHED)}")
     return shape_from_config(PUBLISHED[name], name)
-
-
-def find_shape(name: str) -> ModelShape:
-    """The published shape of that name, or that of a folder with a config.json.
-
-    Raises `ModelError` naming the published shapes, or what is wrong with the file.
-    """
-    path = Path(name) / "config.json"
-    if name in PUBLISHED or not path.is_file():
-        return published_shape(name)
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as wrong:
-        raise ModelError(f"{path} is not readable: {wrong}") from None
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} is not a mapping")
-    return shape_from_config(config, name)

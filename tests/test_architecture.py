@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "measure": set(),
     "profile": set(),
     "kv": {"load", "measure", "stats", "profile"},
-    "cli": {"tune", "gate", "report", "kv", *TRUNK, "server", "kernels"},
+    "cli": {"tune", "gate", "report", "kv", *TRUNK, "server", "kernels", "model"},
     "__main__": {"cli"},
 }
 """Part of the package -> other parts that it may import, beside itself and the leaves."""

@@ -16,7 +16,7 @@ import torch
 from dstune.engine.blocks import BlockManager
 from dstune.engine.config import EngineConfig
 from dstune.engine.graphs import cuda_capture
-from dstune.engine.memory import DTYPE_NAMES, CacheSize, size_cache
+from dstune.engine.memory import DTYPE_NAMES, CacheSize, check_chunking, size_cache
 from dstune.engine.request import FinishReason, Request, SamplingParams
 from dstune.engine.runner import Runner
 from dstune.engine.sampler import TopLogprobs
@@ -131,7 +131,9 @@ class Engine:
         if restart is None:
             return None
         if restart is Restart.LIVE:
-            if self.device.type != "cuda":  # there, what may grow without a rebuild was measured
+            if self.device.type == "cuda":  # its largest step was measured, and does not grow
+                check_chunking(config, self.size.max_model_len)
+            else:
                 size_cache(config, self._model, self._kernels)
             self._scheduler.config = config
             self.config = config

@@ -92,13 +92,18 @@ def size_cache(config: EngineConfig, model: Model[Any], kernels: Kernels) -> Cac
             f"the KV cache holds {tokens} tokens, less than max_model_len ({wanted or 1}): set "
             f"kv_cache_memory_bytes to {needed} or more, or lower max_model_len"
         )
-    if not config.enable_chunked_prefill and config.max_num_batched_tokens < longest:
-        raise KnobError(
-            f"max_num_batched_tokens ({config.max_num_batched_tokens}) must be at least "
-            f"max_model_len ({longest}) when enable_chunked_prefill is false"
-        )
+    check_chunking(config, longest)
     size = num_blocks * config.block_size * per_token
     return CacheSize(num_blocks, config.block_size, dtype, size, longest)
+
+
+def check_chunking(config: EngineConfig, max_model_len: int) -> None:
+    """Raise `KnobError` where a prompt of max_model_len would never fit a step."""
+    if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
+        raise KnobError(
+            f"max_num_batched_tokens ({config.max_num_batched_tokens}) must be at least "
+            f"max_model_len ({max_model_len}) when enable_chunked_prefill is false"
+        )
 
 
 def _total_bytes(device: torch.device) -> int:

@@ -175,8 +175,8 @@ def test_tune_writes_its_table(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--model", "nosuch"), "published shapes are deepseek-v2-lite"),
-        (("--model", "{folder}"), "is not readable"),
+        (("--model", "nosuch"), "known are tiny-deepseek, deepseek-v2-lite"),
+        (("--model", "{folder}"), "broken JSON"),
         (("--model", "llama-3-8b"), "has no routed experts"),
         ((), "tiles are measured on a CUDA device"),
     ],

@@ -17,9 +17,9 @@ dstune kernels tune --model deepseek-v3 --precision fp8 --output tiles.json"""
 
 
 def run(
-    model: Annotated[
-        str, typer.Option(help="A published shape, or a folder with a config.json.")
-    ] = ("deepseek-v2-lite"),
+    model: Annotated[str, typer.Option(help="As elsewhere; its weights are not read.")] = (
+        "deepseek-v2-lite"
+    ),
     precision: Annotated[str, typer.Option(help="Of the experts' weights.")] = "bf16",
     output: Annotated[
         Path | None, typer.Option(help="Default: the table that the engine reads.")
@@ -30,15 +30,16 @@ def run(
 
     Needs the CUDA device that will serve the model. Tiles of other models in the table stay.
     """
-    from dstune.architecture import find_shape
     from dstune.kernels.experts.tiles import user_file
     from dstune.kernels.workbench.tune import tune
     from dstune.kernels.workbench.verify import device_at_hand
+    from dstune.model.loading.open import open_checkpoint
     from dstune.report import kernels
     from dstune.report.progress import ProgressBars
 
+    shape = open_checkpoint(model, weights="random").shape
     with ProgressBars() as bars:
-        table = tune(find_shape(model), precision, device_at_hand(), bars.named("tune"))
+        table = tune(shape, precision, device_at_hand(), bars.named("tune"))
     path = output or user_file()
     table.save(path)
     show((table, path), kernels.tune_document, kernels.print_tiles, as_json)

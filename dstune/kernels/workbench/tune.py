@@ -18,7 +18,7 @@ from dstune.kernels.experts import reference
 from dstune.kernels.experts.tiles import Tile, TileKey, TileTable, rule
 from dstune.kernels.experts.triton import TritonExperts, pack_experts
 from dstune.kernels.launch import next_power_of_2
-from dstune.kernels.precision import FLOAT_PRECISIONS
+from dstune.kernels.precision import FLOAT_PRECISIONS, PRECISIONS
 from dstune.kernels.workbench.timing import CudaTimer, Timer
 
 Report = Callable[[str, int, int], None]
@@ -58,6 +58,8 @@ def tune(
     moe = shape.moe
     if moe is None:
         raise UsageError(f"{shape.name} has no routed experts, and only their tiles are tuned")
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision {precision!r}: the kernels know {', '.join(PRECISIONS)}")
     if timer is None:
         if device.type != "cuda" or not torch.cuda.is_available():
             raise UsageError(
