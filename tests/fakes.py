@@ -51,8 +51,13 @@ class FakeTarget:
     refuses: Callable[[Mapping[str, KnobValue]], Exception | None] = lambda knobs: None
     interrupts_at_run: int | None = None  # raise KeyboardInterrupt in that run, counted from 0
     before_run: Callable[[int], None] = lambda number: None
-    noise: float = 0.0
+    noise: float = 0.0  # by prompts and knobs
+    slowdown: float = 0.0  # of every token, as a share
+    jitter: random.Random | None = None  # log-normal, anew in every run
+    jitter_sd: float = 0.0
     max_model_len: int = 4096
+    failing: int = 0  # so many requests of every run end in a server error
+    digest: str = "fake"
     knobs: Mapping[str, KnobValue] | None = None
     num_runs: int = 0
     num_resets: int = 0
@@ -70,7 +75,8 @@ class FakeTarget:
         self.knobs = knobs
         self.configured.append(knobs)
         effective = {**knobs, "max_model_len": knobs["max_model_len"] or self.max_model_len}
-        return Configured(restart, seconds, effective, {"name": "fake", "vocab_size": 256})
+        model = {"name": "fake", "vocab_size": 256, "digest": self.digest}
+        return Configured(restart, seconds, effective, model)
 
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode())
@@ -87,6 +93,11 @@ class FakeTarget:
         self.plans.append(plan)
         started_ns = self.clock.now_ns()
         samples = self._serve(plan, started_ns)
+        samples[: self.failing] = [
+            dataclasses.replace(one, status=Status.FAILED, error=SampleError.SERVER_ERROR,
+                                http_status=500)
+            for one in samples[: self.failing]
+        ]  # fmt: skip
         finished_ns = max(sample.done_ns or 0 for sample in samples)
         self.clock.ns = finished_ns
         if progress is not None:
@@ -104,6 +115,9 @@ class FakeTarget:
         token_s = (0.004 + 0.0005 * seqs) * (0.6 if self.knobs["precision"] == "int8" else 1.0)
         noisy = random.Random(repr((plan.requests[0].request_id, sorted(self.knobs.items()))))
         token_s *= 1 + self.noise * noisy.uniform(-1, 1)
+        token_s *= 1 + self.slowdown
+        if self.jitter is not None:
+            token_s *= self.jitter.lognormvariate(0.0, self.jitter_sd)
         slots = [started_ns] * min(seqs, plan.concurrency or seqs)
         samples = []
         for request in plan.requests:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import dstune
-from dstune.cli import kernels, knobs, loadtest, quality, report, serve, sweep
+from dstune.cli import gate, kernels, knobs, loadtest, quality, report, serve, sweep, trace
 from dstune.errors import DstuneError, ExitCode
 
 app = typer.Typer(
@@ -31,6 +31,8 @@ app.command("knobs", epilog=knobs.EXAMPLES)(knobs.run)
 app.command("serve", epilog=serve.EXAMPLES)(serve.run)
 app.command("quality", epilog=quality.EXAMPLES)(quality.run)
 app.add_typer(kernels.app, name="kernels")
+app.add_typer(gate.app, name="gate", epilog=gate.EXAMPLES)
+app.add_typer(trace.app, name="trace")
 
 
 def _version(is_asked: bool) -> None:
@@ -83,7 +85,7 @@ def _usage(error: Exception, message: str) -> int:
         show()  # no arguments: the help
         return ExitCode.USAGE
     context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "dstune"
+    path = " ".join(context.command_path.split()) if context is not None else "dstune"
     _say(f"{message} (see {path} --help)")
     return ExitCode.USAGE
 

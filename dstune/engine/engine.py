@@ -15,12 +15,13 @@ import torch
 
 from dstune.engine.blocks import BlockManager
 from dstune.engine.config import EngineConfig
-from dstune.engine.graphs import cuda_capture
+from dstune.engine.graphs import Capture, cuda_capture
 from dstune.engine.memory import DTYPE_NAMES, CacheSize, check_chunking, size_cache
 from dstune.engine.request import FinishReason, Request, SamplingParams
 from dstune.engine.runner import Runner
 from dstune.engine.sampler import TopLogprobs
 from dstune.engine.scheduler import Scheduler
+from dstune.engine.slowdown import STEP, Slowdown
 from dstune.errors import DstuneError, UsageError
 from dstune.kernels.select import Kernels, select
 from dstune.knobs import KnobValue, Restart, restart_between
@@ -65,11 +66,13 @@ class Engine:
         config: EngineConfig,
         device: torch.device | None = None,
         now_ns: Callable[[], int] = time.monotonic_ns,
+        slowdown: Slowdown | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.now_ns = now_ns
         self.config = config
+        self._slowdown = slowdown
         self._requests: dict[str, Request] = {}
         self._load(config)
 
@@ -93,8 +96,14 @@ class Engine:
         """Bytes of packed weights."""
         return self._model.num_weight_bytes
 
+    def _select(self, backend: str) -> Kernels:
+        kernels = select(backend, self.device)
+        if self._slowdown is not None:
+            kernels = self._slowdown.slowed(kernels, self.device, self.now_ns)
+        return kernels
+
     def _load(self, config: EngineConfig) -> None:
-        self._kernels: Kernels = select(config.backend, self.device)
+        self._kernels: Kernels = self._select(config.backend)
         precision = resolve_precision(config.precision, self.device, self._kernels)
         self._model: Model[Any] = build_model(
             self.checkpoint.shape, self.checkpoint.weights, self._kernels, precision
@@ -104,11 +113,14 @@ class Engine:
     def _rebuild(self, config: EngineConfig) -> None:
         size = size_cache(config, self._model, self._kernels)
         has_graphs = self.device.type == "cuda" and self.backend == "triton"
-        capture = cuda_capture(self.device) if has_graphs and not config.enforce_eager else None
+        capture = self._capture() if has_graphs and not config.enforce_eager else None
         self._runner = Runner(self._model, self._kernels, size, capture)
         self._runner.prepare(config.max_num_seqs)
         blocks = BlockManager(size.num_blocks, size.block_size, config.enable_prefix_caching)
         self._scheduler = Scheduler(config, blocks, size.max_model_len)
+
+    def _capture(self) -> Capture:
+        return cuda_capture(self.device)
 
     def effective_knobs(self) -> dict[str, KnobValue]:
         """Every knob, with what `auto` and unset became."""
@@ -252,6 +264,8 @@ class Engine:
                 )
             )
         num_decode = sum(one.phase == "decode" for one in plan.scheduled)
+        if self._slowdown is not None and self._slowdown.target == STEP:
+            self._slowdown.stretch(start_ns, self.now_ns)
         return StepOutput(
             start_ns=start_ns,
             end_ns=self.now_ns(),

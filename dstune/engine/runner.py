@@ -21,6 +21,9 @@ from dstune.model.model import Model
 class Runner:
     """A model with its cache; decode steps replay graphs where `capture` is given."""
 
+    build_input = staticmethod(build_input)
+    choose_tokens = staticmethod(choose_tokens)
+
     def __init__(
         self, model: Model[Any], kernels: Kernels, size: CacheSize, capture: Capture | None = None
     ) -> None:
@@ -52,11 +55,13 @@ class Runner:
         is_decode = all(one.num_tokens == 1 and one.yields_token for one in plan.scheduled)
         device = self.model.precision.device
         if self._graphs is not None and is_decode:
-            logits = self._graphs.run(build_input(plan, self.size.block_size, torch.device("cpu")))
+            logits = self._graphs.run(
+                self.build_input(plan, self.size.block_size, torch.device("cpu"))
+            )
         else:
-            step = build_input(plan, self.size.block_size, device)
+            step = self.build_input(plan, self.size.block_size, device)
             logits = self.model.forward(
                 step.token_ids, step.attention, self._cache, step.logits_rows
             )
         yielding: Sequence[Request] = [one.request for one in plan.scheduled if one.yields_token]
-        return choose_tokens(logits, yielding, self.kernels) if yielding else []
+        return self.choose_tokens(logits, yielding, self.kernels) if yielding else []

@@ -1,7 +1,7 @@
 """Picks the backend of every operation once, so that a step makes no decisions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -48,6 +48,7 @@ class Experts(Protocol):
     """The routed experts of one layer, packed for one precision."""
 
     num_experts: int
+    features: int  # of an expert between its two products
     precision: str
     num_bytes: int
 
@@ -59,6 +60,8 @@ class Experts(Protocol):
 PackLinear = Callable[[Tensor, Tensor | None, str, torch.dtype], Linear]
 PackExperts = Callable[[Sequence[Tensor], Sequence[Tensor], str, torch.dtype], Experts]
 Gate = Callable[..., tuple[Tensor, Tensor]]
+Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+"""Takes an operation's name and what computes it, and returns what is called in its place."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class Kernels:
     gate_softmax: Gate
     gate_sigmoid: Gate
     sample: Callable[..., Tensor]
+    wrap_layer: Wrap | None = None  # called with every layer; see `wrapped`
 
 
 def select(backend: str, device: torch.device) -> Kernels:
@@ -152,3 +156,38 @@ _OPERATIONS: dict[str, Mapping[str, Any]] = {
     "gate_sigmoid": GATE_SIGMOID,
     "sample": SAMPLE,
 }
+
+OPERATIONS = tuple(name for name in _OPERATIONS if not name.startswith("pack_"))
+"""Those that compute; the packers make layers, which compute under names of their own."""
+
+
+class WrappedLayer:
+    """A layer with another call; everything else is the layer's own."""
+
+    def __init__(self, layer: Any, call: Callable[..., Any]) -> None:
+        self._layer = layer
+        self._call = call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Compute the layer by way of the other call."""
+        return self._call(*arguments)
+
+
+def wrapped(kernels: Kernels, wrap: Wrap) -> Kernels:
+    """Return the same operations, each as `wrap(name, operation)` returns it.
+
+    Layers are wrapped once they are packed, under the names that the model gives them: `linear.`
+    with the layer's role, `experts`, and `embedding`.
+    """
+    inner = kernels.wrap_layer
+
+    def wrap_layer(name: str, layer: Callable[..., Any]) -> Callable[..., Any]:
+        layer = layer if inner is None else inner(name, layer)
+        call = wrap(name, layer)
+        return layer if call is layer else WrappedLayer(layer, call)
+
+    operations: dict[str, Any] = {name: wrap(name, getattr(kernels, name)) for name in OPERATIONS}
+    return replace(kernels, **operations, wrap_layer=wrap_layer)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from dstune.knobs import KnobValue
 from dstune.measure.record import Claim, Estimate, Record, Remark
 
@@ -20,6 +22,7 @@ class RunFigures(Record):
     num_ok: int
     num_failed: int  # normal requests that were rejected, failed, timed out or cut short
     figures: dict[str, float]  # by the names of stats/figures.py
+    remarks: tuple[Remark, ...] = ()  # reasons to trust it less
 
 
 class QualityScores(Record):
@@ -43,9 +46,9 @@ class Subject(Record):
     model_digest: str | None = None
     precision: str | None = None
     kv_cache_dtype: str | None = None
-    workload: dict[str, Any] = {}  # what was asked, as plain data
-    knobs: dict[str, KnobValue] = {}
-    environment: dict[str, Any] = {}  # of measure/fingerprint.py
+    workload: dict[str, Any] = Field(default_factory=dict)  # what was asked, as plain data
+    knobs: dict[str, KnobValue] = Field(default_factory=dict)
+    environment: dict[str, Any] = Field(default_factory=dict)  # of measure/fingerprint.py
 
 
 class Session(Record):
@@ -149,4 +152,4 @@ class Calibration(Record):
     num_comparisons: int  # whole gates of the same thing against itself
     num_false_alarms: int
     metrics: dict[str, CalibrationMetric]
-    differences: dict[str, tuple[float, ...]] = {}  # metric -> ln(second / first) of every pair
+    differences: dict[str, tuple[float, ...]]  # metric -> ln(second / first) of every pair

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+PAIR = "pair"  # of a trace's facts: equal where the loads of two traces took turns
+
 
 class OpClass(StrEnum):
     """What an operation is for."""

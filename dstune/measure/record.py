@@ -175,7 +175,7 @@ class TrialRecord(Record):
     """
 
     trial_id: str
-    phase: Literal["search", "confirm", "loadtest"]
+    phase: Literal["search", "confirm", "loadtest", "gate"]
     origin: Literal["default", "preset", "grid"]
     status: Literal["measured", "infeasible"]
     knobs: dict[str, KnobValue]
@@ -237,7 +237,7 @@ class Started(Record):
     """A trial that begins now, for those who watch."""
 
     trial_id: str
-    phase: Literal["search", "confirm", "loadtest"]
+    phase: Literal["search", "confirm", "loadtest", "gate"]
     number: int  # from 1
     total: int
     changed: dict[str, KnobValue]

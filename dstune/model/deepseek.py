@@ -7,6 +7,7 @@ prefill expands latents into keys and values instead, since that costs fewer ope
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ from dstune.architecture import MlaShape, ModelShape
 from dstune.kernels.batch import AttentionBatch
 from dstune.kernels.cache import SCALED, LatentLayer, allocate_latent_layer
 from dstune.kernels.select import Kernels, Linear
-from dstune.model.layers import Decoder, Ends, GatedMlp, Packer
+from dstune.model.layers import Decoder, Ends, GatedMlp, Packer, PlainProduct
 from dstune.model.loading.weights import Weights
 from dstune.model.moe import MoeLayer
 from dstune.model.precision import Precision
@@ -35,8 +36,8 @@ class MlaWeights:
     query_up: Linear | None  # None where the model has a plain q_proj
     latent_norm: Tensor
     expand: Linear  # latent -> per head (k_nope, v)
-    absorb_key: Tensor  # W_UK [heads, nope, rank]
-    absorb_value: Tensor  # W_UV transposed, [heads, rank, v]
+    absorb_key: Callable[[Tensor], Tensor]  # W_UK: [heads, M, nope] -> [heads, M, rank]
+    absorb_value: Callable[[Tensor], Tensor]  # W_UV transposed: [heads, M, rank] -> [heads, M, v]
     out: Linear
 
 
@@ -111,9 +112,9 @@ class DeepseekModel:
             query_norm=packer.take(f"{prefix}.q_a_layernorm.weight") if has_query_latent else None,
             query_up=packer.linear(f"{prefix}.q_b_proj") if has_query_latent else None,
             latent_norm=packer.take(f"{prefix}.kv_a_layernorm.weight"),
-            expand=packer.pack(expand),
-            absorb_key=absorb_key,
-            absorb_value=absorb_value,
+            expand=packer.pack(expand, [f"{prefix}.kv_b_proj"]),
+            absorb_key=packer.named("linear.absorb_key", PlainProduct(absorb_key)),
+            absorb_value=packer.named("linear.absorb_value", PlainProduct(absorb_value)),
             out=packer.linear(f"{prefix}.o_proj"),
         )
 
@@ -192,7 +193,7 @@ class DeepseekModel:
         self, weights: MlaWeights, query: Tensor, batch: AttentionBatch, cache: LatentLayer
     ) -> Tensor:
         nope = self.mla.nope_dim
-        query_latent = torch.bmm(query[:, :, :nope].transpose(0, 1), weights.absorb_key)
+        query_latent = weights.absorb_key(query[:, :, :nope].transpose(0, 1))
         mixed = self.kernels.latent_attention(
             query_latent.transpose(0, 1),
             query[:, :, nope:],
@@ -200,7 +201,7 @@ class DeepseekModel:
             batch,
             self._scale,
         )
-        values = torch.bmm(mixed.transpose(0, 1), weights.absorb_value)
+        values = weights.absorb_value(mixed.transpose(0, 1))
         return values.transpose(0, 1).reshape(len(query), -1)
 
     def _expanded(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -43,15 +43,21 @@ class Packer:
         parts = [self.raw(f"{name}.weight") for name in names]
         has_bias = self._weights.has(f"{names[0]}.bias")
         bias = torch.cat([self.raw(f"{name}.bias") for name in names]) if has_bias else None
-        return self.pack(parts[0] if len(parts) == 1 else torch.cat(parts), bias)
+        return self.pack(parts[0] if len(parts) == 1 else torch.cat(parts), names, bias)
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """Packs a weight [out, in]."""
+    def pack(self, weight: Tensor, names: Sequence[str], bias: Tensor | None = None) -> Linear:
+        """Packs a weight [out, in] that the checkpoint's tensors `names` make up."""
         packed = self._kernels.pack_linear(
             weight, bias, self._precision.name, self._precision.activations
         )
         self.num_bytes += packed.num_bytes
-        return packed
+        named: Linear = self.named(f"linear.{layer_role(names)}", packed)
+        return named
+
+    def named(self, name: str, layer: Any) -> Any:
+        """The layer, or what stands in its place where operations are watched."""
+        wrap = self._kernels.wrap_layer
+        return layer if wrap is None else wrap(name, layer)
 
     def experts(self, prefix: str, num_experts: int) -> Experts:
         """Routed experts from `prefix`.experts.E.{gate,up,down}_proj."""
@@ -65,7 +71,43 @@ class Packer:
             gate_up, down, self._precision.name, self._precision.activations
         )
         self.num_bytes += packed.num_bytes
-        return packed
+        named: Experts = self.named("experts", packed)
+        return named
+
+
+def layer_role(names: Sequence[str]) -> str:
+    """What a product of these tensors is for, the same in every block: `q_proj+k_proj+v_proj`.
+
+    A tensor of a block is model.layers.N.PART.ROLE, where shared experts have a part of their own:
+    `shared_experts.down_proj`.
+    """
+    roles = [name.split(".")[-1] for name in names]
+    shared = "shared_experts." if ".shared_experts." in names[0] else ""
+    return shared + "+".join(roles)
+
+
+class PlainProduct:
+    """A product that torch computes: x [..., M, in] with a weight [..., in, out]."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+        self.in_features, self.out_features = weight.shape[-2:]
+        self.num_bytes = weight.numel() * weight.element_size()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., M, out], in the weight's type."""
+        return x.to(self._weight.dtype) @ self._weight
+
+
+class Embedding:
+    """The rows of a table [vocab_size, hidden]."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """token_ids int64 [num_tokens] -> [num_tokens, hidden]."""
+        return self.table[token_ids]
 
 
 @dataclass(frozen=True)
@@ -91,7 +133,7 @@ class GatedMlp:
 class Ends:
     """Embedding, final norm and output projection."""
 
-    embedding: Tensor  # [vocab_size, hidden]
+    embedding: Callable[[Tensor], Tensor]
     norm: Tensor
     head: Linear
 
@@ -100,10 +142,11 @@ class Ends:
         """From the usual names; a tied head packs the embedding a second time."""
         embedding = packer.take("model.embed_tokens.weight")
         if shape.is_tied:
-            head = packer.pack(packer.raw("model.embed_tokens.weight"))
+            head = packer.pack(packer.raw("model.embed_tokens.weight"), ["lm_head"])
         else:
             head = packer.linear("lm_head")
-        return cls(embedding, packer.take("model.norm.weight"), head)
+        named: Embedding = packer.named("embedding", Embedding(embedding))
+        return cls(named, packer.take("model.norm.weight"), head)
 
 
 class Block(Protocol):
@@ -138,7 +181,7 @@ class Decoder:
         Rows whose logits nobody wants are dropped before the last norm.
         """
         kernels, eps = self.kernels, self.eps
-        residual = self.ends.embedding[token_ids]
+        residual = self.ends.embedding(token_ids)
         hidden = kernels.rms_norm(residual, self.blocks[0].input_norm, eps)
         for index, block in enumerate(self.blocks):
             hidden = attend(index, hidden)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from dstune.architecture import MoeShape
 from dstune.kernels.select import Experts, Kernels
-from dstune.model.layers import GatedMlp, Packer
+from dstune.model.layers import GatedMlp, Packer, PlainProduct
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class MoeLayer:
     """The feed-forward of one mixture layer."""
 
     shape: MoeShape
-    gate: Tensor  # fp32 [num_experts, hidden]: routing decides in full precision
+    gate: Callable[[Tensor], Tensor]  # to fp32 [num_tokens, num_experts]: routing decides in it
     bias: Tensor | None  # fp32 [num_experts]; shifts the choice, never the weights
     experts: Experts
     shared: GatedMlp | None
@@ -30,9 +30,10 @@ class MoeLayer:
         bias = None
         if shape.scoring == "sigmoid":
             bias = packer.take(f"{prefix}.gate.e_score_correction_bias", torch.float32)
+        gate = packer.take(f"{prefix}.gate.weight", torch.float32)
         return cls(
             shape=shape,
-            gate=packer.take(f"{prefix}.gate.weight", torch.float32),
+            gate=packer.named("linear.gate", PlainProduct(gate.t())),
             bias=bias,
             experts=packer.experts(prefix, shape.num_experts),
             shared=GatedMlp.load(packer, kernels, f"{prefix}.shared_experts")
@@ -43,7 +44,7 @@ class MoeLayer:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden] -> the same."""
-        weights, ids = self._route(functional.linear(x.float(), self.gate))
+        weights, ids = self._route(self.gate(x))
         mixed = self.experts(x, weights, ids)
         return mixed if self.shared is None else mixed + self.shared(x)
 

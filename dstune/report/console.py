@@ -15,7 +15,8 @@ from rich.text import Text
 from dstune.measure.progress import LoadProgress
 from dstune.measure.record import PlannedTrial, Run, Skipped, Started, TrialRecord
 from dstune.report import words
-from dstune.report.result import LOADTEST, Result
+from dstune.report.engine_tables import engine_by_trial
+from dstune.report.result import LOADTEST, TRACE, Result
 from dstune.report.tables import Table, comparison_table, plan_table, trials_table
 from dstune.report.terminal import REFRESH_PER_S, as_rich, stdout
 
@@ -31,9 +32,16 @@ def print_result(result: Result, console: Console | None = None) -> None:
         from dstune.report.loadtest import print_loadtest  # scipy: `dstune knobs` starts without
 
         return print_loadtest(result, console)
+    if result.run.verb == TRACE:
+        from dstune.report.operations import print_traced
+
+        return print_traced(result, console)
     out = console or stdout()
     if result.trials:
         out.print(as_rich(trials_table(result)))
+    engine = engine_by_trial(result.search)
+    if engine is not None:
+        out.print(as_rich(engine))
     for one in result.run.skipped:
         out.print(Text(_skipped_line(one)))
     if result.run.not_tried:

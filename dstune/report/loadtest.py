@@ -19,6 +19,7 @@ from dstune.measure.progress import LoadProgress
 from dstune.measure.record import VOIDING, Run, Started, TrialRecord
 from dstune.report import loadtest_tables as tables
 from dstune.report import words
+from dstune.report.engine_tables import engine_table
 from dstune.report.result import Result
 from dstune.report.tables import Table
 from dstune.report.terminal import REFRESH_PER_S, as_rich, stdout
@@ -33,7 +34,7 @@ METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 
 
 def print_loadtest(result: Result, console: Console | None = None) -> None:
-    """Figures, promises, hostile requests, accounting, the server's word, trust, the verdict."""
+    """Figures, promises, hostile requests, accounting, engine and server, trust, the verdict."""
     out = console or stdout()
     trial = result.loadtest
     if trial is not None and trial.is_measured:
@@ -57,9 +58,9 @@ def _print_hostile(trial: TrialRecord, out: Console) -> None:
 
 
 def _print_server(trial: TrialRecord, out: Console) -> None:
-    table = tables.server_table(trial)
-    if table is not None:
-        out.print(as_rich(table))
+    for table in (engine_table(trial), tables.server_table(trial)):
+        if table is not None:
+            out.print(as_rich(table))
     lines = (tables.agreement_line(trial), tables.server_line(trial))
     _say(out, [line for line in lines if line])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dstune.report import loadtest_tables as loadtest
 from dstune.report import words
+from dstune.report.engine_tables import engine_by_trial, engine_table
 from dstune.report.result import LOADTEST, Result
 from dstune.report.tables import as_markdown, comparison_table, trials_table
 
@@ -23,6 +24,9 @@ def summary(result: Result) -> str:
         parts.append(_list([f"{one.code}: {one.message}" for one in chosen.remarks]))
     parts.append("## Trials\n")
     parts.append(as_markdown(trials_table(result)))
+    engine = engine_by_trial(result.search)
+    if engine is not None:
+        parts += ["## What the engine did\n", as_markdown(engine)]
     parts.append(_list([f"skipped {words.knobs(one.changed)}: {one.reason}"
                         for one in result.run.skipped]))  # fmt: skip
     if result.run.not_tried:
@@ -48,6 +52,9 @@ def _loadtest_summary(result: Result) -> str:
         if trial.accounting is not None:
             parts.append("## Where every request went\n")
             parts.append(_list(loadtest.accounting_lines(trial.accounting)))
+        engine = engine_table(trial)
+        if engine is not None:
+            parts += ["## What the engine did\n", as_markdown(engine)]
         server = loadtest.server_table(trial)
         if server is not None:
             parts += ["## By the server's own account\n", as_markdown(server)]

@@ -11,6 +11,7 @@ from dstune.measure.record import Recommendation, Run, TrialRecord
 from dstune.measure.run_folder import RECOMMENDED, RunFolder
 
 LOADTEST = "loadtest"  # as `Run.verb` spells it
+TRACE = "trace"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Result:
         """How the run ended or stands, in one line."""
         if self.run.verdict is not None:
             return f"{self.run.status}: {self.run.verdict.message}"
-        if self.run.verb == LOADTEST:
+        if self.run.verb in (LOADTEST, TRACE):
             again = shlex.join(["dstune", *self.run.argv])
             return "running" if self.is_written_now else f"killed; run it again with: {again}"
         done = f"{len(self.search)} of {len(self.run.plan)} trials"

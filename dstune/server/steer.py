@@ -7,7 +7,10 @@ Each of these ends in one event that answers it:
 {"op": "configure", "knobs"}                   -> {"event": "configured", ...}
 {"op": "tokenize", "text"}                     -> {"event": "tokens", "token_ids"}
 {"op": "reset"}                                -> {"event": "reset"}
+{"op": "score", "windows": [[token id, ...], ...], "context_tokens"}
+                                -> {"event": "scored", "window_nlls": mean of each window, in nats}
 {"op": "run", "requests", ...}  -> {"event": "progress", ...} ... {"event": "ran", ...}
+{"op": "trace"}     -> {"event": "trace", ...TracedEngine.take_trace}: after `open` with "traces"
 {"op": "steps"}             -> {"event": "steps", "steps": [...]}: of live serving, since the last
 {"op": "quit"}                                 -> the process ends
 anything that fails                            -> {"event": "error", "kind", "message"}
@@ -31,6 +34,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any, BinaryIO
 
 import msgspec
@@ -38,9 +42,12 @@ import torch
 
 from dstune.engine.config import EngineConfig
 from dstune.engine.engine import Engine
+from dstune.engine.scoring import score_windows
+from dstune.engine.slowdown import Slowdown, parse_slowdown
+from dstune.engine.tracing.engine import TracedEngine
 from dstune.errors import DstuneError, ExitCode, ModelError, UsageError
 from dstune.model.loading.open import Checkpoint, open_checkpoint
-from dstune.server.offline import OfflineRequest, run_offline
+from dstune.server.offline import OfflineRequest, run_offline, wait_until_ns
 from dstune.server.online import OnlineServing
 
 Command = dict[str, Any]
@@ -50,9 +57,12 @@ PROGRESS_INTERVAL_S = 0.25
 NS_PER_S = 1_000_000_000
 
 
-def serve(commands: BinaryIO, events: BinaryIO) -> None:
-    """Answers commands in order and serves live requests until `quit` or the end of `commands`."""
-    child = Child(events)
+def serve(commands: BinaryIO, events: BinaryIO, slow: str | None = None) -> None:
+    """Answers commands in order and serves live requests until `quit` or the end of `commands`.
+
+    `slow` is a slowdown to plant, for tests.
+    """
+    child = Child(events, slow)
     received = _receive(commands)
     while True:
         _take_commands(received, child)
@@ -95,7 +105,7 @@ def _take_commands(received: queue.SimpleQueue[Command], child: Child) -> None:
     """Carries out what has come; waits for a command as long as no step is due."""
     wait_s = child.idle_s()
     try:
-        command = received.get_nowait() if wait_s == 0 else received.get(timeout=wait_s)
+        command = received.get_nowait() if wait_s == 0 else _await(received, child, wait_s)
         while True:
             child.carry_out(command)
             command = received.get_nowait()
@@ -103,11 +113,22 @@ def _take_commands(received: queue.SimpleQueue[Command], child: Child) -> None:
         return
 
 
+def _await(received: queue.SimpleQueue[Command], child: Child, wait_s: float | None) -> Command:
+    since_ns = time.monotonic_ns()
+    try:
+        return received.get(timeout=wait_s)
+    finally:
+        child.waited(since_ns)
+
+
 class Child:
     """One engine and the commands that act on it."""
 
-    def __init__(self, events: BinaryIO) -> None:
+    def __init__(self, events: BinaryIO, slow: str | None = None) -> None:
         self._events = events
+        self._slow = slow
+        self._slowdown: Slowdown | None = None
+        self._engine_class: type[Engine] = Engine
         self._encode = msgspec.json.Encoder().encode
         self.online = OnlineServing(self.send, keeps_steps=True)
         self._checkpoint: Checkpoint | None = None
@@ -126,6 +147,11 @@ class Child:
             return None
         held_until = engine.hold_until_ns()
         return 0.0 if held_until is None else max(0.0, (held_until - engine.now_ns()) / NS_PER_S)
+
+    def waited(self, since_ns: int) -> None:
+        """Tells a traced engine that nothing was to be done since then."""
+        if isinstance(self._engine, TracedEngine):
+            self._engine.waited(since_ns)
 
     def step(self) -> None:
         """Computes a step of the live requests, if one is due."""
@@ -162,12 +188,18 @@ class Child:
             case "reset":
                 self._running().reset_prefix_cache()
                 self.send({"event": "reset"})
+            case "trace":
+                self.send({"event": "trace", **self._traced().take_trace()})
+            case "score":
+                self.send(self._score(command["windows"], command["context_tokens"]))
             case "run":
                 self.send(self._run(command))
             case other:
                 raise UsageError(f"unknown command {other!r}")
 
     def _open(self, command: Command) -> Event:
+        self._slowdown = None if self._slow is None else parse_slowdown(self._slow)
+        self._engine_class = TracedEngine if command.get("traces") else Engine
         self._device = _device(command["device"])
         self._checkpoint = open_checkpoint(command["model"], command["weights"])
         self.online = OnlineServing(self.send, command.get("keeps_steps", True))
@@ -187,7 +219,9 @@ class Child:
         config = EngineConfig.from_knobs(values)
         start = time.monotonic()
         if self._engine is None:
-            self._engine = Engine(self._checkpoint, config, self._device)
+            self._engine = self._engine_class(
+                self._checkpoint, config, self._device, slowdown=self._slowdown
+            )
             restart = "reload"
         else:
             changed = self._engine.reconfigure(config)
@@ -222,10 +256,31 @@ class Child:
         assert self._engine is not None, "configure comes first"
         return self._engine
 
-    def _run(self, command: Command) -> Event:
+    def _traced(self) -> TracedEngine:
+        if not isinstance(self._engine, TracedEngine):
+            raise UsageError('nothing is recorded: open with "traces" and configure first')
+        return self._engine
+
+    def _idle(self) -> Engine:
         engine = self._running()
         if engine.has_requests:
             raise UsageError("live requests are being served; finish or abort them first")
+        return engine
+
+    def _score(self, windows: list[list[int]], context_tokens: int) -> Event:
+        """Without the cached prefixes of anything else, and leaving none behind."""
+        engine = self._idle()
+        for window in windows:
+            _check_window(window, context_tokens, engine)
+        engine.reset_prefix_cache()
+        try:
+            scores = score_windows(engine, windows, context_tokens)
+        finally:
+            engine.reset_prefix_cache()
+        return {"event": "scored", "window_nlls": [-fmean(one) for one in scores]}
+
+    def _run(self, command: Command) -> Event:
+        engine = self._idle()
         planned = [OfflineRequest(**one) for one in command["requests"]]
         last_sent = 0.0
 
@@ -242,8 +297,25 @@ class Child:
             temperature=command["temperature"],
             timeout_s=command["timeout_s"],
             report=report,
+            wait_until=self._wait_until,
         )
         return {"event": "ran", **dataclasses.asdict(result)}
+
+    def _wait_until(self, at_ns: int) -> None:
+        since_ns = time.monotonic_ns()
+        wait_until_ns(at_ns)
+        self.waited(since_ns)
+
+
+def _check_window(window: list[int], context_tokens: int, engine: Engine) -> None:
+    longest = engine.size.max_model_len - 1
+    if not 0 < context_tokens < len(window) <= longest:
+        raise UsageError(
+            f"a window of {len(window)} tokens cannot be scored: it must have more than its "
+            f"{context_tokens} of context and at most {longest} (max_model_len - 1)"
+        )
+    if not 0 <= min(window) <= max(window) < engine.checkpoint.shape.vocab_size:
+        raise UsageError("a window has a token id outside the vocabulary")
 
 
 def _device(name: str) -> torch.device:

@@ -29,6 +29,7 @@ from dstune.stats.metrics import (
     output_tokens_per_s,
     requests_per_s,
 )
+from dstune.stats.step_figures import prefix_figures, queue_figures, step_figures
 
 PERCENTS = (50.0, 90.0, 95.0, 99.0)
 COMPARED = ("output_tokens_per_s", "goodput_per_s", "requests_per_s", "ttft_p50_ms",
@@ -41,8 +42,12 @@ def figures_of(
     loop: Loop,
     limits: Sequence[Limit],
     steps: Sequence[StepSample] = (),
+    num_blocks: int | None = None,
 ) -> Figures:
-    """Every figure of one configuration, from the raw samples of each repetition."""
+    """Every figure of one configuration, from the raw samples of each repetition.
+
+    `num_blocks` is how many KV blocks the engine has, where that is known.
+    """
     kept = [counted(samples) for samples in repetitions]
     pooled = [sample for samples in kept for sample in samples]
     found: Figures = {}
@@ -57,7 +62,7 @@ def figures_of(
         values = [rate(offered(samples)) for samples in repetitions]
         found[name] = mean_estimate([0.0 if value is None else value for value in values])
     found["success_rate"] = share_estimate(sum(map(is_ok, pooled)), len(pooled))
-    found.update(_step_figures(steps))
+    found |= queue_figures(pooled) | prefix_figures(pooled) | step_figures(steps, num_blocks)
     return found
 
 
@@ -74,16 +79,6 @@ def _latency_figures(metric: str, samples: Sequence[Sample], limits: Sequence[Li
     mean = mean_estimate(values_ms)
     found[f"{metric}_mean_ms"] = mean if metric != "itl" else Estimate(value=mean.value)
     return found
-
-
-def _step_figures(steps: Sequence[StepSample]) -> Figures:
-    busy = [step.num_running for step in steps if step.num_running > 0]
-    if not busy:
-        return {}
-    return {
-        "mean_batch_size": Estimate(value=sum(busy) / len(busy)),
-        "num_preempted": Estimate(value=float(sum(step.num_preempted for step in steps))),
-    }
 
 
 def check_slo(

@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -24,14 +25,30 @@ from dstune.errors import TargetError
 from dstune.knobs import KnobValue, Restart
 from dstune.load.bodies import Asker
 from dstune.load.plan import LoadPlan
+from dstune.measure.operation_trace import Trace
 from dstune.measure.progress import LoadProgress
 from dstune.measure.sample import Sample, SampleError, Status, StepSample
 from dstune.target import http
 from dstune.target.http_load import Endpoint, HttpLoad, stamped
 from dstune.target.target import Configured, Interrupted, LoadResult, Progress
+from dstune.target.trace_rows import read_trace
 
 QUIT_TIMEOUT_S = 5.0
 Driver = Literal["http", "offline"]
+
+
+@dataclass(frozen=True)
+class EngineProgram:
+    """The program that holds the engine; another version's, for one, in its own folder."""
+
+    command: Sequence[str] = (sys.executable, "-m", "dstune.server")
+    cwd: Path | None = None
+    env: Mapping[str, str] = field(default_factory=dict)  # beside this process's own
+    device: str = "auto"
+    traces: bool = False  # records what every operation costs; see `EmbeddedTarget.take_trace`
+
+
+OWN_PROGRAM = EngineProgram()
 
 
 class EmbeddedTarget:
@@ -42,11 +59,12 @@ class EmbeddedTarget:
         model: str,
         *,
         weights: str = "auto",
-        device: str = "auto",
         log_path: Path | None = None,
         driver: Driver = "http",
         num_processes: int = 1,
+        program: EngineProgram = OWN_PROGRAM,
     ) -> None:
+        self._traces = program.traces
         self._stack = contextlib.ExitStack()
         log = (
             log_path.open("ab")
@@ -57,7 +75,9 @@ class EmbeddedTarget:
         self._log_path = Path(log.name)
         self._load = HttpLoad(num_processes, self._log_path) if driver == "http" else None
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "dstune.server", *(["--http"] if self._load else [])],
+            [*program.command, *(["--http"] if self._load else [])],
+            cwd=program.cwd,
+            env={**os.environ, **program.env},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -66,7 +86,15 @@ class EmbeddedTarget:
             start_new_session=True,
         )
         try:
-            opened = self._ask({"op": "open", "model": model, "weights": weights, "device": device})
+            command: dict[str, Any] = {
+                "op": "open",
+                "model": model,
+                "weights": weights,
+                "device": program.device,
+            }
+            if program.traces:  # an earlier version's program does not know of it
+                command["traces"] = True
+            opened = self._ask(command)
         except BaseException:
             self.stop()
             raise
@@ -103,8 +131,20 @@ class EmbeddedTarget:
         """Forgets cached prefixes; see `Target`."""
         self._ask({"op": "reset"})
 
+    def score(self, windows: Sequence[Sequence[int]], context_tokens: int) -> list[float]:
+        """Mean negative log-likelihood, in nats, of each window's tokens after its first ones.
+
+        The configuration in force computes them as it serves. Raises `UsageError` for a window
+        that does not fit max_model_len, or has no more than `context_tokens`.
+        """
+        command = {"op": "score", "windows": [list(one) for one in windows]}
+        scored = self._ask({**command, "context_tokens": context_tokens})
+        return cast("list[float]", scored["window_nlls"])
+
     def run(self, plan: LoadPlan, progress: Progress | None = None) -> LoadResult:
         """Carries out a plan; see `Target`."""
+        if self._traces:
+            self._ask({"op": "trace"})  # of earlier loads
         return (
             self.run_offline(plan, progress)
             if self._load is None
@@ -150,6 +190,13 @@ class EmbeddedTarget:
         steps = self._ask({"op": "steps"})["steps"]
         result = stamped(result, str(effective["precision"]), str(effective["backend"]))
         return dataclasses.replace(result, steps=_steps(steps))
+
+    def take_trace(self) -> Trace:
+        """What every operation cost since the last `run` began, as load 0 of a trace.
+
+        Raises `UsageError` where the program was not asked to trace.
+        """
+        return read_trace(self._ask({"op": "trace"}))
 
     def run_offline(self, plan: LoadPlan, progress: Progress | None = None) -> LoadResult:
         """Carries out a plan inside the engine's own process, without HTTP."""

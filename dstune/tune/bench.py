@@ -56,7 +56,7 @@ class Job:
 
     planned: PlannedTrial
     trial_id: str
-    phase: Literal["search", "confirm", "loadtest"]
+    phase: Literal["search", "confirm", "loadtest", "gate"]
     repetitions: tuple[int, ...]
 
 
@@ -95,14 +95,15 @@ class Bench:
         self._start_s = 0.0
         self._num_planned = 0
         self._block_tokens = BLOCK_TOKENS
+        self._num_blocks: int | None = None
         self.was_interrupted = False
 
     def measure(self, job: Job) -> TrialRecord:
         """Runs a trial and writes its samples; what this machine cannot run is `infeasible`.
 
         A failure of the default configuration that is not about its knobs is raised instead:
-        then it is the model or the target that does not work. A load test has no other
-        configuration to go on with, so there every error is raised.
+        then it is the model or the target that does not work. A load test and a gate have no
+        other configuration to go on with, so there every error is raised.
         """
         started_ns = self._setting.clock_ns()
         self._start_s, self._num_planned = 0.0, 0
@@ -111,7 +112,7 @@ class Bench:
         except (KnobError, ModelError, TargetError) as error:
             if isinstance(error, TargetError):
                 self.close()
-            if job.phase == "loadtest":
+            if job.phase in ("loadtest", "gate"):
                 raise
             is_first = job.phase == "search" and job.planned.origin == "default"
             if is_first and isinstance(error, TargetError):
@@ -124,6 +125,13 @@ class Bench:
             )
         return self._measured(job, started_ns, configured, loads)
 
+    def prepare(self, planned: PlannedTrial) -> None:
+        """Starts the target and warms it up, so that the next trial's load begins at once."""
+        target = self._open()
+        configured = target.configure(planned.knobs)
+        self._check_length(planned, configured)
+        target.run(build_warmup(self._profile, self._tokens_of(target, configured)))
+
     def close(self) -> None:
         """Stops the target, if one runs."""
         target, self._target = self._target, None
@@ -135,6 +143,8 @@ class Bench:
         configured = target.configure(job.planned.knobs)
         block_size = configured.effective.get("block_size")
         self._block_tokens = block_size if isinstance(block_size, int) else BLOCK_TOKENS
+        num_blocks = configured.model.get("num_blocks")
+        self._num_blocks = num_blocks if isinstance(num_blocks, int) else None
         self._check_length(job.planned, configured)
         tokens = self._tokens_of(target, configured)
         warmup = target.run(build_warmup(self._profile, tokens))
@@ -176,7 +186,7 @@ class Bench:
             started_ns=result.started_ns,
             finished_ns=result.finished_ns,
             num_requests=len(samples),
-            figures=figures_of([samples], self._loop, self._limits, result.steps),
+            figures=figures_of([samples], self._loop, self._limits, result.steps, self._num_blocks),
             host=host,
             remarks=check_trust(self._evidence(plan, result, host)),
         )
@@ -229,7 +239,9 @@ class Bench:
                 "effective": dict(configured.effective),
                 "model": dict(configured.model),
                 "repetitions": repetitions,
-                "figures": figures_of(by_repetition, self._loop, self._limits, steps),
+                "figures": figures_of(
+                    by_repetition, self._loop, self._limits, steps, self._num_blocks
+                ),
                 "slo": slo,
                 "remarks": pooled_remarks(repetitions, slo),
                 "accounting": account(pooled, self._num_planned),

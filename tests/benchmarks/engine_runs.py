@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dstune.engine.config import EngineConfig
 from dstune.engine.engine import Engine, StepOutput
@@ -24,10 +25,18 @@ class Rates:
     prefill: float  # prompt tokens of steps without decode
 
 
-def open_engine(model: str, precision: str, **knobs: object) -> Engine:
+AnEngine = TypeVar("AnEngine", bound=Engine)
+
+
+def open_engine(
+    model: str,
+    precision: str,
+    kind: type[AnEngine] = Engine,  # type: ignore[assignment]
+    **knobs: object,
+) -> AnEngine:
     """An engine without a prefix cache, so that runs repeat."""
     values = {"precision": precision, "max_model_len": 256, "enable_prefix_caching": False, **knobs}
-    return Engine(open_checkpoint(model), EngineConfig.from_knobs(values))
+    return kind(open_checkpoint(model), EngineConfig.from_knobs(values))
 
 
 def run_batch(

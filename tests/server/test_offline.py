@@ -65,6 +65,7 @@ def scripted(clock: Clock, **knobs: object) -> Engine:
     engine.checkpoint = Checkpoint()  # type: ignore[assignment]
     engine.now_ns = clock
     engine.config = EngineConfig.from_knobs(knobs)
+    engine._slowdown = None
     engine._requests = {}
     engine._runner = ScriptedRunner(clock, Size())  # type: ignore[assignment]
     engine._kernels = type("Kernels", (), {"backend": "scripted"})()

@@ -17,7 +17,7 @@ class CpuExperts:
     def __init__(self, gate_up: Sequence[Tensor], down: Sequence[Tensor], precision: str) -> None:
         self.num_experts = len(gate_up)
         self.precision = precision
-        self._features = down[0].shape[1]
+        self.features = down[0].shape[1]
         self._hidden = down[0].shape[0]
         self._gate_up, self._down = _Stack(gate_up, precision), _Stack(down, precision)
         self.num_bytes = self._gate_up.num_bytes + self._down.num_bytes
@@ -31,7 +31,7 @@ class CpuExperts:
         lib().experts(
             x.data_ptr(), x.stride(0), weights.data_ptr(), ids.data_ptr(), out.data_ptr(),
             *self._gate_up.pointers, *self._down.pointers, num_tokens, top_k, self.num_experts,
-            self._hidden, self._features, self._gate_up.code, activation_code(x),
+            self._hidden, self.features, self._gate_up.code, activation_code(x),
             torch.get_num_threads(),
         )  # fmt: skip
         return out

@@ -21,6 +21,7 @@ class Experts:
         activation_dtype: torch.dtype,
     ) -> None:
         self.num_experts = len(gate_up)
+        self.features = down[0].shape[1]
         self.precision = precision
         self._gate_up = [pack_linear(w, None, precision, activation_dtype) for w in gate_up]
         self._down = [pack_linear(w, None, precision, activation_dtype) for w in down]

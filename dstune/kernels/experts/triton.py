@@ -43,6 +43,7 @@ class TritonExperts:
         self.num_experts = len(gate_up)
         self.precision = precision
         self._hidden, self._width = down[0].shape
+        self.features = self._width
         stack = _FloatStack if precision in FLOAT_PRECISIONS else QuantisedWeight
         self._gate_up, self._down = stack(gate_up, precision), stack(down, precision)
         self.num_bytes = self._gate_up.num_bytes + self._down.num_bytes

@@ -82,13 +82,13 @@ class Front:
         self.service.metrics.observe_idle(num_free_blocks)
 
     async def open(
-        self, model: str, weights: str, device: str, keeps_steps: bool
+        self, model: str, weights: str, device: str, keeps_steps: bool, traces: bool = False
     ) -> dict[str, Any]:
         """Starts the engine's process with a model; returns its `opened` event."""
         await self.engine.start()
         command = {"op": "open", "model": model, "weights": weights, "device": device}
         opened: dict[str, Any] = json.loads(
-            await self.engine.ask({**command, "keeps_steps": keeps_steps})
+            await self.engine.ask({**command, "keeps_steps": keeps_steps, "traces": traces})
         )
         described = msgspec.json.decode(await self.engine.ask({"op": "tokenizer"}))
         parts = described["tokenizer"]

@@ -34,6 +34,7 @@ def _steps(low: float, high: float, ratio: float) -> tuple[float, ...]:
 # a percentile is known to within a bucket, so the buckets are 20% wide
 SECONDS = _steps(0.0002, 0.001, 1.5)[:-1] + _steps(0.001, 600.0, 1.2)
 TOKENS = tuple(float(1 << power) for power in range(15))
+SHARES = tuple(part / 20 for part in range(21))
 SEQUENCES = (
     *map(float, range(1, 17)),
     *(
@@ -51,7 +52,10 @@ HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "request_decode_time_seconds": ("From the first token to the last.", SECONDS),
     "e2e_request_latency_seconds": ("From arrival to the last token.", SECONDS),
     "iteration_tokens_total": ("Tokens computed in one step.", TOKENS),
+    # vLLM has no name for these: its steps are not told
     "batch_size": ("Sequences in one step: the effective batch.", SEQUENCES),
+    "step_duration_seconds": ("Of one step.", SECONDS),
+    "step_kv_cache_usage_perc": ("Share of the KV blocks in use after one step.", SHARES),
 }
 COUNTERS: Mapping[str, str] = {
     "prefix_cache_queries": "Prompt tokens that were looked up in the prefix cache.",
@@ -59,6 +63,7 @@ COUNTERS: Mapping[str, str] = {
     "num_preemptions": "Sequences that lost their place and were computed again.",
     "prompt_tokens": "Tokens of the prompts of finished requests.",
     "generation_tokens": "Tokens generated.",
+    "prefill_step_seconds": "Duration of the steps that computed prompt tokens.",
 }
 GAUGES: Mapping[str, str] = {
     "num_requests_running": "Sequences in the running batch.",
@@ -98,7 +103,7 @@ class Metrics:
     def __init__(self, model_name: str = "") -> None:
         self._model_name = model_name
         self._histograms = {name: _Histogram(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
-        self._counters = dict.fromkeys(COUNTERS, 0)
+        self._counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
         self._gauges = dict.fromkeys(GAUGES, 0.0)
         self._finished = dict.fromkeys(FINISH_REASONS, 0)
         self._num_blocks = 0
@@ -120,9 +125,16 @@ class Metrics:
         self._counters["num_preemptions"] += step["num_preempted"]
         self._histograms["iteration_tokens_total"].observe(num_tokens)
         self._histograms["batch_size"].observe(step["num_running"])
+        seconds = step["duration_ns"] / 1e9
+        self._histograms["step_duration_seconds"].observe(seconds)
+        if num_prefill:
+            self._counters["prefill_step_seconds"] += seconds
         self._gauges["num_requests_running"] = step["num_running"]
         self._gauges["num_requests_waiting"] = step["num_waiting"]
         self._set_free(step["num_free_blocks"])
+        if self._num_blocks:
+            usage = self._gauges["kv_cache_usage_perc"]
+            self._histograms["step_kv_cache_usage_perc"].observe(usage)
 
     def observe_idle(self, num_free_blocks: int) -> None:
         """Nothing runs or waits any more."""

@@ -1,7 +1,7 @@
 """The front steered over its standard input (`python -m dstune.server --http`).
 
 It takes the engine's commands and passes them on, so that whoever tunes the engine can load it
-over HTTP; `opened` tells the `url` as well.
+over HTTP; `opened` tells the `url` as well, and `trace` the front's own CPU time.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import msgspec
 import uvloop
 
 from dstune.errors import DstuneError
+from dstune.server.http.engine_client import ENGINE_COMMAND
 from dstune.server.http.front import Front, stop_signals
 from dstune.server.http.options import ServerOptions
 
@@ -27,17 +29,22 @@ STEERED = ServerOptions(port=0, max_waiting=1_000_000, timeout_s=86_400)
 _log = logging.getLogger("dstune.server")
 
 
-def serve_steered(events: BinaryIO) -> None:
-    """Carries out the commands on standard input until `quit`, its end, or SIGTERM."""
-    uvloop.run(Steering(events).run())
+def serve_steered(events: BinaryIO, engine_arguments: Sequence[str] = ()) -> None:
+    """Carries out the commands on standard input until `quit`, its end, or SIGTERM.
+
+    The engine's process gets `engine_arguments` beside its own.
+    """
+    front = Front(STEERED, [*ENGINE_COMMAND, *engine_arguments])
+    uvloop.run(Steering(events, front).run())
 
 
 class Steering:
     """The parent's commands, in order; what the front does not need to know goes through."""
 
-    def __init__(self, events: BinaryIO) -> None:
+    def __init__(self, events: BinaryIO, front: Front) -> None:
         self._events = events
-        self._front = Front(STEERED)
+        self._front = front
+        self._cpu_s = time.process_time()  # when a trace was last taken
         self._commands: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def run(self) -> None:
@@ -79,12 +86,19 @@ class Steering:
         match command["op"]:
             case "open":
                 model, weights, device = (command[key] for key in ("model", "weights", "device"))
-                opened = await self._front.open(model, weights, device, keeps_steps=True)
+                traces = command.get("traces", False)
+                opened = await self._front.open(
+                    model, weights, device, keeps_steps=True, traces=traces
+                )
                 return msgspec.json.encode(
                     {**opened, "url": await self._front.listen(has_access_log=False)}
                 )
             case "configure":
                 return msgspec.json.encode(await self._front.configure(command["knobs"]))
+            case "trace":
+                taken = msgspec.json.decode(await self._front.engine.ask(command))
+                before_s, self._cpu_s = self._cpu_s, time.process_time()
+                return msgspec.json.encode({**taken, "front_cpu_s": self._cpu_s - before_s})
         return await self._front.engine.ask(command, on_progress=self._send)
 
     def _send(self, line: bytes) -> None:

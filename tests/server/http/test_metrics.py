@@ -10,7 +10,7 @@ from dstune.measure.server_metrics import read_metrics
 from dstune.server.http.metrics import SECONDS, Metrics
 
 STEP = {
-    "start_ns": 1, "duration_ns": 2, "num_prefill_tokens": 30, "num_decode_tokens": 3,
+    "start_ns": 1, "duration_ns": 20_000_000, "num_prefill_tokens": 30, "num_decode_tokens": 3,
     "num_running": 4, "num_waiting": 7, "num_free_blocks": 75, "num_preempted": 1,
     "num_cached_tokens": 10,
 }  # fmt: skip
@@ -43,6 +43,7 @@ def test_a_page_has_vllms_names_and_what_was_observed() -> None:
         "num_preemptions_total": 1,
         "prompt_tokens_total": 40,
         "generation_tokens_total": 3,
+        "prefill_step_seconds_total": pytest.approx(0.02),
         "request_success_total": 1,
     }
     sums = {name: (one.count, one.sum) for name, one in read.histograms.items()}
@@ -55,7 +56,43 @@ def test_a_page_has_vllms_names_and_what_was_observed() -> None:
         "e2e_request_latency_seconds": (1, 0.33),
         "iteration_tokens_total": (1, 33),
         "batch_size": (1, 4),
+        "step_duration_seconds": (1, 0.02),
+        "step_kv_cache_usage_perc": (1, 0.25),
     }
+
+
+def test_what_monitoring_wants_of_the_engine_is_there_under_vllms_names_where_it_has_one() -> None:
+    """Two steps of 100 blocks: 30 + 3 tokens for 4 sequences, then 5 decodes for 5."""
+    metrics = Metrics("tiny")
+    metrics.set_capacity(100)
+    metrics.observe_step(STEP)
+    decode = {"num_prefill_tokens": 0, "num_decode_tokens": 5, "num_running": 5}
+    metrics.observe_step(
+        {**STEP, **decode, "duration_ns": 10_000_000, "num_free_blocks": 40, "num_cached_tokens": 0}
+    )
+    finish(metrics)  # waited 10 ms
+    read = read_metrics(metrics.text().decode())
+    sums = {name: (one.count, pytest.approx(one.sum)) for name, one in read.histograms.items()}
+    # effective batch sizes, tokens per step, queue waits, step durations
+    assert sums["batch_size"] == (2, 9) and sums["iteration_tokens_total"] == (2, 38)
+    assert sums["request_queue_time_seconds"] == (1, 0.01)
+    assert sums["step_duration_seconds"] == (2, 0.03)
+    assert read.values["prefill_step_seconds_total"] == pytest.approx(0.02)
+    # KV use now and over steps, preemptions, prefix hits
+    assert read.values["kv_cache_usage_perc"] == pytest.approx(0.6)
+    usage = read.histograms["step_kv_cache_usage_perc"]
+    at_most = dict(zip(usage.bounds, usage.counts, strict=True))
+    assert (at_most[0.2], at_most[0.25], at_most[0.55], at_most[0.65]) == (0, 1, 1, 2)
+    assert read.values["num_preemptions_total"] == 2
+    assert read.values["prefix_cache_hits_total"] == 10
+    assert read.values["prefix_cache_queries_total"] == 40
+
+
+def test_without_a_known_capacity_no_use_of_it_is_told() -> None:
+    metrics = Metrics()
+    metrics.observe_step(STEP)
+    read = read_metrics(metrics.text().decode())
+    assert read.histograms["step_kv_cache_usage_perc"].count == 0
 
 
 def test_a_value_lies_in_a_bucket_not_much_wider_than_a_fifth() -> None:

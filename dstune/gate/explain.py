@@ -1,0 +1,70 @@
+"""Gate: what got slower? On a failure both sides are traced in turns, operation by operation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dstune.errors import DstuneError
+from dstune.gate.plan import GateSetting
+from dstune.gate.sides import Side
+from dstune.measure.comparison import GateResult
+from dstune.measure.run_folder import RunFolder
+from dstune.measure.trace_files import write_trace
+from dstune.profile.model import Profile
+from dstune.stats.operation_diff import OperationDiff, diff, shares_of
+from dstune.target.target import Target
+from dstune.tune.bench import Setting
+from dstune.tune.trace import TraceJob, Tracer, deterministic, trace_both
+
+
+def explain(
+    result: GateResult, folder: RunFolder, sides: tuple[Side, Side], setting: GateSetting
+) -> GateResult:
+    """The result with the operations that the slowdown comes from, or a note that says why not.
+
+    The verdict stands whatever happens here. Traces are kept as DIR/trace-baseline and
+    DIR/trace-candidate, for `dstune trace diff`.
+    """
+    if not all(one.source.is_embedded for one in sides):
+        return _noted(result, "not explained: only dstune's own engine can be traced")
+    setting.observer.notes("both sides are traced to find out what got slower")
+    try:
+        found = _traced(folder, sides, setting)
+    except KeyboardInterrupt:
+        return _noted(result, "not explained: interrupted")
+    except DstuneError as error:  # an earlier version may not know how
+        return _noted(result, f"not explained: {error}")
+    if found.first is None:
+        return _noted(result, "not explained: no operation's time differs beyond noise").model_copy(
+            update={"explanation": shares_of(found)}
+        )
+    share = found.first.share.value or 0.0
+    said = f"{result.message}; {found.first.operation} explains {share:.0%} of it"
+    return result.model_copy(update={"explanation": shares_of(found), "message": said})
+
+
+def _traced(folder: RunFolder, sides: tuple[Side, Side], setting: GateSetting) -> OperationDiff:
+    tracers = [_tracer(one, folder, setting) for one in sides]
+    try:
+        before, after = trace_both(tracers[0], tracers[1])
+    finally:
+        for one in tracers:
+            one.close()
+    for side, trace in zip(sides, (before, after), strict=True):
+        place = folder.path / f"trace-{side.name}"
+        place.mkdir(exist_ok=True)
+        write_trace(place, trace)
+    return diff(before, after, are_paired=True)
+
+
+def _tracer(side: Side, folder: RunFolder, setting: GateSetting) -> Tracer:
+    def open_target(profile: Profile) -> Target:
+        return setting.open_side(replace(side, profile=profile), True)
+
+    job = TraceJob(deterministic(side.profile, side.knobs), side.knobs, is_closed=True)
+    own = Setting(open_target, setting.observer, setting.corpus, setting.clock_ns, setting.read_cpu)
+    return Tracer(job, folder, own, f"trace-{side.name}")
+
+
+def _noted(result: GateResult, note: str) -> GateResult:
+    return result.model_copy(update={"notes": (*result.notes, note)})

@@ -1,0 +1,184 @@
+"""dstune gate from outside: one clear line and the right exit code for everything that is wrong."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fakes import FakeTarget
+from measured import ENVIRONMENT, Bank, profile
+
+from dstune.cli.main import main
+
+Gate = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def gate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Gate:
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["gate", *map(str, arguments), "--output", str(tmp_path)])
+        out, err = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def bank(tmp_path: Path) -> Bank:
+    return Bank(tmp_path)
+
+
+def one_line(err: str) -> str:
+    """The error; notes may come before it."""
+    *notes, last = err.strip().split("\n")
+    assert all(one.startswith("note: ") for one in notes) and last.startswith("error: "), err
+    return last
+
+
+def vllm_results(folder: Path, factor: float = 1.0, **changes: object) -> Path:
+    """Five results as `vllm bench serve --save-result` writes them, in turns by their dates."""
+    folder.mkdir()
+    minute = 0 if "before" in folder.name else 1
+    for number, noise in enumerate((1.0, 1.01, 0.99, 1.005, 0.995)):
+        one = factor * noise
+        result = {
+            "date": f"20260101-00{10 + 2 * number + minute}00", "backend": "openai",
+            "model_id": "m", "num_prompts": 100, "request_rate": 4.0, "duration": 25.0 * one,
+            "completed": 100, "failed": 0, "total_input_tokens": 12800,
+            "total_output_tokens": 6400, "request_throughput": 4.0 / one,
+            "output_throughput": 256.0 / one, "total_token_throughput": 768.0 / one,
+            **{f"{how}_{what}_ms": 50.0 * one for what in ("ttft", "tpot", "itl", "e2el")
+               for how in ("mean", "median", "std", "p95", "p99")},
+            **changes,
+        }  # fmt: skip
+        (folder / f"run{number}.json").write_text(json.dumps(result))
+    return folder
+
+
+def test_two_folders_of_another_tool_get_the_same_verdicts(gate: Gate, tmp_path: Path) -> None:
+    before = vllm_results(tmp_path / "before")
+    code, out, _ = gate(
+        "--baseline", before, "--candidate", vllm_results(tmp_path / "after", 1.25),
+        "--junit", tmp_path / "gate.xml",
+    )  # fmt: skip
+    assert code == 1 and "ttft_p50_ms is worse by 25.0%" in out
+    suite = ET.parse(tmp_path / "gate.xml").getroot()
+    assert len(suite.findall(".//failure")) == 4
+    code, out, _ = gate(
+        "--baseline", before, "--candidate", vllm_results(tmp_path / "same"), "--json"
+    )
+    assert code == 0 and json.loads(out)["claim"] == "pass"
+
+
+def test_an_empty_folder(gate: Gate, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    code, _, err = gate("--baseline", tmp_path / "empty")
+    assert code == 2 and "empty is empty" in one_line(err)
+
+
+def test_a_missing_metric(gate: Gate, tmp_path: Path) -> None:
+    before = vllm_results(tmp_path / "before")
+    after = vllm_results(tmp_path / "after")
+    for path in after.iterdir():
+        kept = {key: one for key, one in json.loads(path.read_text()).items() if "tpot" not in key}
+        path.write_text(json.dumps(kept))
+    code, _, err = gate("--baseline", before, "--candidate", after)
+    assert code == 4 and "no value of tpot" in one_line(err) and "--metric" in err
+    code, _, _ = gate(
+        "--baseline", before, "--candidate", after, "--metric", "ttft_p50_ms",
+    )  # fmt: skip
+    assert code == 0
+
+
+def test_all_requests_failed(gate: Gate, tmp_path: Path) -> None:
+    before = vllm_results(tmp_path / "before")
+    after = vllm_results(tmp_path / "after", completed=0, failed=100)
+    code, _, err = gate("--baseline", before, "--candidate", after)
+    assert code == 4 and "failed" in one_line(err)
+
+
+def test_another_model_of_another_tool(gate: Gate, tmp_path: Path) -> None:
+    before = vllm_results(tmp_path / "before")
+    after = vllm_results(tmp_path / "after", model_id="n")
+    code, _, err = gate("--baseline", before, "--candidate", after)
+    assert code == 4 and "model m / n" in one_line(err)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"gpus": ["NVIDIA H100, 81559 MiB, 550.1"]}, "GPU"),
+        ({"cpu": {**ENVIRONMENT["cpu"], "model": "Other"}}, "CPU Fake 9000 / Other"),
+    ],
+)
+def test_another_machine(gate: Gate, bank: Bank, change: dict[str, object], says: str) -> None:
+    before = bank.sweep(profile())
+    after = bank.sweep(profile(), **change)
+    code, _, err = gate("--baseline", before.path, "--candidate", after.path, "--stored")
+    assert code == 4 and says in one_line(err)
+
+
+def test_a_run_of_another_machine_is_not_measured_again_here(gate: Gate, bank: Bank) -> None:
+    run = bank.sweep(profile())
+    code, _, err = gate("--baseline", run.path, "--set", "max_num_seqs=4")
+    assert code == 4 and "measured on another machine (then / now): CPU" in one_line(err)
+
+
+def test_another_model_or_precision(
+    gate: Gate, bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dstune.measure.fingerprint.fingerprint", lambda: ENVIRONMENT)
+    before = bank.sweep(profile())
+    other = bank.sweep(profile("model=other.gguf"), FakeTarget(bank.clock, digest="other"))
+    code, _, err = gate("--baseline", before.path, "--candidate", other.path)
+    assert code == 4 and "model: tiny-deepseek and other.gguf" in one_line(err)
+    code, _, err = gate("--baseline", before.path, "--candidate", other.path, "--stored")
+    assert code == 4 and "model" in one_line(err)
+    int8 = bank.sweep(profile("knobs.precision=int8"))
+    for more in ([], ["--stored"]):
+        code, _, err = gate("--baseline", before.path, "--candidate", int8.path, *more)
+        assert code == 4 and "precision" in one_line(err)
+
+
+def test_a_corrupted_baseline(gate: Gate, bank: Bank, tmp_path: Path) -> None:
+    code, out, _ = gate("accept", bank.sweep(profile()).path)
+    assert code == 0
+    (path,) = (tmp_path / "baselines" / "chat").glob("*.json")
+    assert str(path) in out
+    path.write_text(path.read_text().replace('"num_ok": 12', '"num_ok": 13'))
+    code, _, err = gate("--baseline", "chat", "--stored")
+    assert code == 2 and "damaged" in one_line(err) and str(path) in err
+
+
+def test_one_run_only(gate: Gate, bank: Bank, tmp_path: Path) -> None:
+    before, after = bank.sweep(profile()), bank.sweep(profile())
+    code, out, _ = gate("--baseline", before.path, "--candidate", after.path, "--stored", "--json")
+    found = json.loads(out)
+    assert code == 3 and found["is_advisory"] and found["message"].startswith("advisory: inconcl")
+    single = vllm_results(tmp_path / "before")
+    for path in sorted(single.iterdir())[1:]:
+        path.unlink()
+    many = vllm_results(tmp_path / "after")
+    code, _, err = gate("--baseline", single, "--candidate", many)
+    assert code == 2 and "1 pairs of runs are too few" in one_line(err)
+
+
+def test_options_that_make_no_sense_together(gate: Gate, tmp_path: Path) -> None:
+    assert "give --baseline" in one_line(gate()[2])
+    for arguments, says in (
+        (["--margin", "x"], "--margin must be a share such as 3% or 0.03, not 'x'"),
+        (["--budget", "x"], "--budget"),
+        (["--metric", "speed"], "metric 'speed' cannot be gated"),
+        (["--baseline", "other"], "several baselines go with --stored"),
+        (["--baseline-revision", "main", "--baseline-url", "http://x"], "has no revision"),
+        (["--candidate-command", "serve"], "as {port}"),
+        (["--stored", "--baseline-url", "http://x"], "--stored starts no baseline"),
+    ):
+        code, _, err = gate("--baseline", "profiles/quickstart.yaml", *arguments)
+        assert code == 2 and says in one_line(err), (arguments, err)
+    assert not list(tmp_path.iterdir())
