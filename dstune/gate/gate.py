@@ -12,7 +12,7 @@ from typing import Any
 
 from dstune.errors import DstuneError, ExitCode
 from dstune.gate.explain import explain
-from dstune.gate.paired import run_paired
+from dstune.gate.paired import PairedGate
 from dstune.gate.plan import GatePlan, GateSetting
 from dstune.gate.sides import Side
 from dstune.gate.stored import against_stored, measure_session
@@ -53,7 +53,7 @@ def carry_out(
     """Measures, judges and explains; an error is raised after the run is marked failed."""
 
     def work() -> GateResult:
-        result = run_paired(folder, baseline, candidate, plan, setting)
+        result = PairedGate(folder, (baseline, candidate), plan, setting).run()
         if result.claim is Claim.FAIL and plan.explains:
             return explain(result, folder, (baseline, candidate), setting)
         return result

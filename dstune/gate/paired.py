@@ -15,14 +15,8 @@ from dstune.gate.plan import GatePlan, GateSetting
 from dstune.gate.quality import score_side
 from dstune.gate.sides import Side
 from dstune.gate.verdict import conclude
-from dstune.measure.comparison import (
-    GateResult,
-    MetricChange,
-    QualityScores,
-    RunFigures,
-    Session,
-)
-from dstune.measure.record import Claim
+from dstune.measure.comparison import GateResult, QualityScores, RunFigures, Session
+from dstune.measure.record import Claim, TrialRecord
 from dstune.measure.run_folder import RunFolder
 from dstune.stats.paired import LOOKS, gated_for, judge, overall
 
@@ -30,142 +24,134 @@ MOST_REPEATED = 3
 """Pairs that may be measured again, for they could not be trusted, before a gate gives up."""
 
 
-def run_paired(
-    folder: RunFolder, baseline: Side, candidate: Side, plan: GatePlan, setting: GateSetting
-) -> GateResult:
-    """Measures pairs until a look decides, the last look is over, or the budget ends.
+class PairedGate:
+    """Two sides, and what was measured of them so far."""
 
-    Raises `NotComparable` for failed requests, a missing metric, another model or precision. On
-    Ctrl-C what was measured is judged by its last look.
-    """
-    found = Measured()
-    contest = (Contestant(baseline, folder, setting), Contestant(candidate, folder, setting))
-    try:
-        _measure(folder, contest, plan, setting, found)
-    except KeyboardInterrupt:
-        found.was_interrupted, found.end = True, "interrupted"
-        if found.first is None:
-            raise
-    finally:
-        for one in contest:
-            one.stop()
-    sessions = [
-        _session(folder, side, runs, found, setting)
-        for side, runs in ((baseline, found.baseline), (candidate, found.candidate))
-    ]
-    return conclude(sessions[0], sessions[1], found, plan)
+    def __init__(
+        self, folder: RunFolder, sides: tuple[Side, Side], plan: GatePlan, setting: GateSetting
+    ) -> None:
+        self._folder = folder
+        self._plan = plan
+        self._setting = setting
+        baseline, candidate = sides
+        self._baseline = Contestant(baseline, folder, setting)
+        self._candidate = Contestant(candidate, folder, setting)
+        self._order = random.Random(plan.seed)
+        self._found = Measured()
 
+    def run(self) -> GateResult:
+        """Measures pairs until a look decides, the last look is over, or the budget ends.
 
-def _measure(
-    folder: RunFolder, contest: tuple[Contestant, Contestant], plan: GatePlan,
-    setting: GateSetting, found: Measured,
-) -> None:  # fmt: skip
-    order = random.Random(plan.seed)
-    started_ns = setting.clock_ns()
-    eta_s: float | None = None
-    for number in range(1, plan.most_pairs + 1):
-        setting.observer.pair(number, plan.most_pairs, eta_s)
-        pair = _trusted_pair(folder, contest, number, plan, setting, found, order)
-        if pair is None:
-            return
-        if found.first is None:
-            found.first = pair
-            _check_alike(contest, pair, setting)
-        spent_s = (setting.clock_ns() - started_ns) / 1e9
-        eta_s = spent_s / number * (plan.most_pairs - number)
-        if number in LOOKS:
-            found.changes = look(found, plan)
-            setting.observer.looked(found.changes)
-            if overall(found.changes) is not Claim.INCONCLUSIVE:
+        Raises `NotComparable` for failed requests, a missing metric, another model or precision.
+        On Ctrl-C what was measured is judged by its last look.
+        """
+        found = self._found
+        try:
+            self._measure()
+        except KeyboardInterrupt:
+            found.was_interrupted, found.end = True, "interrupted"
+            if found.first is None:
+                raise
+        finally:
+            self._stop()
+        assert found.first is not None
+        baseline = self._session(self._baseline, found.baseline, found.first)
+        candidate = self._session(self._candidate, found.candidate, found.first)
+        return conclude(baseline, candidate, found, self._plan)
+
+    def _measure(self) -> None:
+        clock_ns, budget_s = self._setting.clock_ns, self._plan.budget_s
+        started_ns, eta_s = clock_ns(), None
+        for number in range(1, LOOKS[-1] + 1):
+            self._setting.observer.pair(number, LOOKS[-1], eta_s)
+            if not self._take_pair(number):
                 return
-        following = next((one for one in LOOKS if one > number), number)
-        if plan.budget_s is not None and spent_s / number * following > plan.budget_s:
-            found.end = f"the budget has no time for {following} pairs"
-            return
+            each_s = (clock_ns() - started_ns) / 1e9 / number
+            eta_s = each_s * (LOOKS[-1] - number)
+            if number in LOOKS and self._look() is not Claim.INCONCLUSIVE:
+                return
+            following = next((one for one in LOOKS if one > number), number)
+            if budget_s is not None and each_s * following > budget_s:
+                self._found.end = f"the budget has no time for {following} pairs"
+                return
 
+    def _look(self) -> Claim:
+        """What the pairs so far say."""
+        found = self._found
+        metrics = gated_for(self._plan.metrics, [*found.baseline, *found.candidate])
+        found.changes = judge(found.baseline, found.candidate, metrics, self._plan.thresholds)
+        self._setting.observer.looked(found.changes)
+        return overall(found.changes)
 
-def look(found: Measured, plan: GatePlan) -> tuple[MetricChange, ...]:
-    """What the pairs so far say."""
-    metrics = gated_for(plan.metrics, [*found.baseline, *found.candidate])
-    return judge(found.baseline, found.candidate, metrics, plan.thresholds)
+    def _take_pair(self, number: int) -> bool:
+        """Adds a pair that nothing voids; False when there is none, which ends the gate."""
+        found = self._found
+        for attempt in range(2):
+            prefix = f"p{number:02d}" + "r" * attempt
+            pair = self._pair(number, prefix)
+            if found.first is None:
+                found.first = pair
+                self._check_alike(pair)
+            if not pair.doubts:
+                found.baseline.append(self._run(self._baseline, pair.baseline, prefix))
+                found.candidate.append(self._run(self._candidate, pair.candidate, prefix))
+                return True
+            found.num_repeated += 1
+            if attempt or found.num_repeated > MOST_REPEATED:
+                break
+            self._setting.observer.notes(f"pair {number} is measured again: {pair.doubts}")
+        found.end = f"pair {number} cannot be trusted: {pair.doubts}"
+        return False
 
-
-def _trusted_pair(
-    folder: RunFolder, contest: tuple[Contestant, Contestant], number: int, plan: GatePlan,
-    setting: GateSetting, found: Measured, order: random.Random,
-) -> Pair | None:  # fmt: skip
-    """A pair whose figures nothing voids, or none: then the gate cannot go on."""
-    for attempt in range(2):
-        prefix = f"p{number:02d}" + "r" * attempt
-        pair = _one_pair(contest, prefix, number, plan, setting, found, order)
-        if not pair.doubts:
-            found.baseline.append(_run(folder, contest[0], pair, prefix))
-            found.candidate.append(_run(folder, contest[1], pair, prefix))
+    def _pair(self, number: int, prefix: str) -> Pair:
+        """One pair in fresh processes; in the first one quality is scored, too."""
+        plan, contest = self._plan, (self._baseline, self._candidate)
+        repetitions = [(number - 1) * plan.num_loads + at for at in range(plan.num_loads)]
+        try:
+            for one in contest:
+                one.start()
+            pair = run_pair(*contest, prefix, repetitions, self._order)
+            if plan.quality_windows and not self._found.quality:
+                self._found.quality = {
+                    one.side.name: score_side(one, plan.quality_windows, self._setting)
+                    for one in contest
+                }
             return pair
-        found.num_repeated += 1
-        if attempt or found.num_repeated > MOST_REPEATED:
-            break
-        setting.observer.notes(f"pair {number} is measured again: {pair.doubts}")
-    found.end = f"pair {number} cannot be trusted: {pair.doubts}"
-    found.first = found.first or pair
-    return None
+        finally:
+            self._stop()
 
+    def _run(self, one: Contestant, trials: tuple[TrialRecord, ...], prefix: str) -> RunFigures:
+        name = one.side.name
+        run = run_of(self._folder, f"{prefix}-{name}", trials, one.side.profile)
+        if run.num_failed:
+            raise NotComparable(
+                f"{run.num_failed} of {run.num_ok + run.num_failed} requests of the {name} failed "
+                f"in {run.name}: the figures of those that are left are of a chosen few"
+            )
+        return run
 
-def _one_pair(
-    contest: tuple[Contestant, Contestant], prefix: str, number: int, plan: GatePlan,
-    setting: GateSetting, found: Measured, order: random.Random,
-) -> Pair:  # fmt: skip
-    repetitions = [(number - 1) * plan.num_loads + at for at in range(plan.num_loads)]
-    try:
-        for one in contest:
-            one.start()
-        pair = run_pair(contest[0], contest[1], prefix, repetitions, order)
-        if plan.quality_windows and not found.quality:
-            found.quality = {
-                one.side.name: score_side(one, plan.quality_windows, setting) for one in contest
-            }
-        return pair
-    finally:
-        for one in contest:
-            one.stop()
-
-
-def _run(folder: RunFolder, one: Contestant, pair: Pair, prefix: str) -> RunFigures:
-    name = one.side.name
-    trials = pair.baseline if name == "baseline" else pair.candidate
-    run = run_of(folder, f"{prefix}-{name}", trials, one.side.profile)
-    if run.num_failed:
-        raise NotComparable(
-            f"{run.num_failed} of {run.num_ok + run.num_failed} requests of the {name} failed in "
-            f"{run.name}: the figures of those that are left are of a chosen few"
+    def _check_alike(self, pair: Pair) -> None:
+        """Raises `NotComparable` where the sides turn out to be of another model or precision."""
+        notes = check_comparable(
+            subject_of(self._baseline.side, pair.baseline[0], self._setting),
+            subject_of(self._candidate.side, pair.candidate[0], self._setting),
         )
-    return run
+        for note in notes:
+            self._setting.observer.notes(note)
 
+    def _session(self, one: Contestant, runs: list[RunFigures], first: Pair) -> Session:
+        side = one.side
+        trials = first.baseline if side.name == "baseline" else first.candidate
+        scored = self._found.quality.get(side.name)
+        return Session(
+            name=f"{self._folder.path.name}/{side.name}",
+            source=str(self._folder.path),
+            started_utc=runs[0].started_utc if runs else "",
+            subject=subject_of(side, trials[0], self._setting),
+            runs=tuple(runs),
+            quality=scored if isinstance(scored, QualityScores) else None,
+        )
 
-def _check_alike(contest: tuple[Contestant, Contestant], pair: Pair, setting: GateSetting) -> None:
-    """Raises `NotComparable` where the sides turn out to be of another model or precision."""
-    notes = check_comparable(
-        subject_of(contest[0].side, pair.baseline[0], setting),
-        subject_of(contest[1].side, pair.candidate[0], setting),
-    )
-    for note in notes:
-        setting.observer.notes(note)
-
-
-def _scores(scored: QualityScores | str | None) -> QualityScores | None:
-    return scored if isinstance(scored, QualityScores) else None
-
-
-def _session(
-    folder: RunFolder, side: Side, runs: list[RunFigures], found: Measured, setting: GateSetting
-) -> Session:
-    assert found.first is not None
-    trials = found.first.baseline if side.name == "baseline" else found.first.candidate
-    return Session(
-        name=f"{folder.path.name}/{side.name}",
-        source=str(folder.path),
-        started_utc=runs[0].started_utc if runs else "",
-        subject=subject_of(side, trials[0], setting),
-        runs=tuple(runs),
-        quality=_scores(found.quality.get(side.name)),
-    )
+    def _stop(self) -> None:
+        for one in (self._baseline, self._candidate):
+            one.stop()

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from dstune.gate.sides import Side
 from dstune.measure.comparison import MetricChange, Thresholds
 from dstune.measure.host import CpuReading, read_cpu
-from dstune.stats.paired import GATED, LOOKS, Gated
+from dstune.stats.paired import GATED, Gated
 from dstune.target.target import Target
 from dstune.tune.observer import Observer
 
@@ -35,7 +35,6 @@ class GatePlan:
     thresholds: Thresholds = DEFAULTS
     metrics: tuple[Gated, ...] = GATED
     num_loads: int = 1  # per side and pair, interleaved A B B A
-    most_pairs: int = LOOKS[-1]
     budget_s: float | None = None
     quality_windows: int = 8  # 0: quality is not compared
     explains: bool = True

@@ -67,27 +67,27 @@ def say(
         return f"pass: no metric is slower by {max(bounds):.1%} or more" if bounds else "pass"
     open_ones = [one for one in changes if one.claim is Claim.INCONCLUSIVE]
     said = [end] if end else []
-    said += [
-        f"{one.metric} {_signed(one)}"
-        + (f", about {one.pairs_needed} pairs would decide" if one.pairs_needed else "")
-        for one in open_ones
-    ]
+    said += [_how_open(one) for one in open_ones]
     if quality is not None and quality.claim is Claim.INCONCLUSIVE:
         said.append("the text is too short to tell whether perplexity rose")
     return f"inconclusive: {'; '.join(said)}"
 
 
 def _how_much(one: MetricChange) -> str:
-    what = "lower" if one.metric.endswith("_per_s") else "higher"
-    at_least = f" (at least {one.change.low:.1%})" if one.change.low is not None else ""
-    return f"{one.metric} is worse by {one.change.value:.1%}{at_least}, {what} than the baseline's"
+    assert one.change.value is not None and one.change.low is not None
+    return f"{one.metric} is {_words(one.change.value)} (at least {one.change.low:.1%})"
 
 
-def _signed(one: MetricChange) -> str:
-    low, high = one.change.low, one.change.high
-    if one.change.value is None or low is None or high is None:
-        return "without a spread"
-    return f"worse by {one.change.value:+.1%} ({low:+.1%} to {high:+.1%})"
+def _how_open(one: MetricChange) -> str:
+    value, low, high = one.change.value, one.change.low, one.change.high
+    if value is None or low is None or high is None:
+        return f"{one.metric} has no spread"
+    needed = f", about {one.pairs_needed} pairs would decide" if one.pairs_needed else ""
+    return f"{one.metric} is {_words(value)} ({_words(low)} to {_words(high)}){needed}"
+
+
+def _words(change: float) -> str:
+    return f"{abs(change):.1%} {'slower' if change > 0 else 'faster'}"
 
 
 def _quality(

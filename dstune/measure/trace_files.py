@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dstune.errors import DstuneError
+from dstune.errors import DstuneError, UsageError
 from dstune.measure.files import publish, temporary_for, write_atomically
 from dstune.measure.operation_trace import (
     Ceilings,
@@ -67,10 +67,13 @@ def write_trace(folder: Path, trace: Trace) -> None:
 
 
 def read_trace(folder: Path) -> Trace:
-    """The trace of a run folder; raises `DstuneError` where there is none or it is damaged."""
+    """The trace of a run folder.
+
+    Raises `UsageError` where there is none, `DstuneError` where it is damaged.
+    """
     path = folder / REST_FILE
     if not path.is_file():
-        raise DstuneError(f"{folder} holds no trace: make one with dstune trace PROFILE")
+        raise UsageError(f"{folder} holds no trace: make one with dstune trace PROFILE")
     steps = _read_rows(folder / STEPS_FILE, TraceStep)
     operations = _read_rows(folder / OPERATIONS_FILE, OperationRow)
     _check_rows(folder, steps, operations)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import FakeTarget
-from measured import ENVIRONMENT, Bank, profile
+from measured import ENVIRONMENT, PROFILE, Bank, profile, rename
 
+from dstune.cli.gate import carry_out
 from dstune.cli.main import main
+from dstune.gate.plan import GateSetting
+from dstune.gate.sides import Side
 
 Gate = Callable[..., tuple[int, str, str]]
 
@@ -66,7 +71,7 @@ def test_two_folders_of_another_tool_get_the_same_verdicts(gate: Gate, tmp_path:
         "--baseline", before, "--candidate", vllm_results(tmp_path / "after", 1.25),
         "--junit", tmp_path / "gate.xml",
     )  # fmt: skip
-    assert code == 1 and "ttft_p50_ms is worse by 25.0%" in out
+    assert code == 1 and "ttft_p50_ms is 25.0% slower (at least 2" in out
     suite = ET.parse(tmp_path / "gate.xml").getroot()
     assert len(suite.findall(".//failure")) == 4
     code, out, _ = gate(
@@ -182,3 +187,66 @@ def test_options_that_make_no_sense_together(gate: Gate, tmp_path: Path) -> None
         code, _, err = gate("--baseline", "profiles/quickstart.yaml", *arguments)
         assert code == 2 and says in one_line(err), (arguments, err)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def fake_engine(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every side of a gate is a fake target, the candidate of which is slower from 30 seqs on."""
+
+    def open_side(side: Side, *_: object) -> FakeTarget:
+        slowdown = 0.5 if side.knobs["max_num_seqs"] == 30 else 0.0
+        return FakeTarget(bank.clock, slowdown=slowdown)
+
+    def setting(*arguments: Any) -> GateSetting:
+        made = carry_out_setting(*arguments)
+        return replace(made, clock_ns=bank.clock.now_ns, read_cpu=bank.clock.read_cpu)
+
+    carry_out_setting = carry_out.gate_setting
+    monkeypatch.setattr(Side, "open", open_side)
+    monkeypatch.setattr(carry_out, "gate_setting", setting)
+
+
+@pytest.mark.usefixtures("fake_engine")
+def test_a_whole_gate_from_a_profile(gate: Gate, tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(PROFILE)
+    same, slower = ["--set", "block_size=32"], ["--set", "max_num_seqs=30", "--no-trace"]
+    code, out, err = gate("--baseline", path, *same)
+    assert code == 0 and "PASS: no metric is slower by" in out
+    assert "pair 1 of at most 12" in err and "dstune gate calibrate tells" in err
+    code, out, _ = gate("--baseline", path, *slower, "--json")
+    found = json.loads(out)
+    assert code == 1 and found["claim"] == "fail" and found["num_pairs"] == 5
+    folder = Path(found["baseline"]["source"])
+    assert json.loads((folder / "gate.json").read_text()) == found
+    code, _, err = gate("--baseline", path, "--profile-set", "workload.seed=x", *same)
+    assert code == 2 and "workload.seed" in one_line(err)
+
+
+@pytest.mark.usefixtures("fake_engine")
+def test_calibration_adds_up_and_tells_the_next_gate(gate: Gate, tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(PROFILE)
+    assert gate("calibrate", path, "--comparisons", 2)[0] == 0
+    code, out, _ = gate("calibrate", path, "--json")
+    found = json.loads(out)
+    assert code == 0 and (found["num_comparisons"], found["num_false_alarms"]) == (3, 0)
+    assert found["metrics"]["ttft_p50_ms"] == {"pair_sd": 0.0, "num_pairs": 15}
+    _, _, err = gate("--baseline", path, "--set", "block_size=32")
+    assert "on this host two runs of the same thing differ by 0.0%" in err
+
+
+@pytest.mark.usefixtures("fake_engine")
+def test_the_present_against_accepted_sessions(
+    gate: Gate, bank: Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dstune.measure.fingerprint.fingerprint", lambda: ENVIRONMENT)
+    for name in ("one", "two", "three"):
+        run = rename(bank.loadtest(profile("search={}")), name)
+        assert gate("accept", run.path)[0] == 0
+    code, out, err = gate("--baseline", "chat", "--stored", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["is_advisory"], err
+    assert found["earlier"] == ["one", "three", "two"] and found["method"] == "stored"
+    code, out, _ = gate("--baseline", "chat", "--stored", "--set", "max_num_seqs=30")
+    assert code == 1 and "advisory" in out

@@ -3,10 +3,10 @@
     python tests/gpu/check.py [--json FILE]
 
 Every kernel against its reference; the engine's greedy text against `transformers`, with CUDA
-graphs and without; what each precision costs in perplexity; every bench beside torch's operation;
-and a model of DeepSeek-V2-Lite's shape with random weights at batch 1, 8, 32 and 64. It prints
-short tables, each goal with what was reached, and exits 1 when a check fails; a missed goal of
-speed is shown, and is no failure.
+graphs and without; what each precision costs in perplexity; a traced load; every bench beside
+torch's operation; and a model of DeepSeek-V2-Lite's shape with random weights at batch 1, 8, 32
+and 64. It prints short tables, each goal with what was reached, and exits 1 when a check fails; a
+missed goal of speed is shown, and is no failure.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from gpu.engine_run import Measured, graphs_beside_eager, run_shape
 from gpu.equality import greedy_differences, precision_costs
+from gpu.trace_run import decode_shares, faults, trace_summary
 
 SHAPE = "deepseek-v2-lite"
 BATCHES = (1, 8, 32, 64)
@@ -57,6 +58,7 @@ class Findings:
     perplexity: list[dict[str, Any]] = field(default_factory=list)
     timings: list[dict[str, Any]] = field(default_factory=list)
     engine: list[Measured] = field(default_factory=list)
+    decode_shares: dict[str, float] = field(default_factory=dict)  # by class of operations
 
 
 def say(text: str = "") -> None:
@@ -155,6 +157,16 @@ def engine(findings: Findings) -> None:
     findings.goals.append(Goal("decode with CUDA graphs, ratio to single launches", ratio, 1.0))
 
 
+def trace(findings: Findings) -> None:
+    """A traced load: every kernel finds its operation, and the gaps between them are seen."""
+    found = trace_summary()
+    findings.failures += faults(found)
+    findings.decode_shares = {one.value: share for one, share in decode_shares(found).items()}
+    say("decode step: " + ", ".join(f"{name} {share:.0%}"
+                                    for name, share in findings.decode_shares.items()))  # fmt: skip
+    say(f"launch gaps: {found.timeline.launch_gap_share:.0%} of the time")
+
+
 def timed(findings: Findings, section: Callable[[Findings], None]) -> None:
     """Run a section; what breaks in it is a failure, and the other sections still run."""
     start = time.perf_counter()
@@ -195,7 +207,7 @@ def main() -> None:
         print("error: no CUDA device here; `dstune kernels verify` proves kernels on a CPU",
               file=sys.stderr)  # fmt: skip
         sys.exit(2)
-    sys.exit(run((verify, equality, bench, engine), options.json))
+    sys.exit(run((verify, equality, trace, bench, engine), options.json))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import torch
 from gpu import check
 from gpu.engine_run import bytes_in_use, copy_bytes_per_s, run_shape
 from gpu.equality import greedy_differences
+from gpu.trace_run import decode_shares, faults, trace_summary
 
 from dstune.architecture import published_shape
 
@@ -27,6 +28,12 @@ def test_shape_run() -> None:
     assert found.batch == 2
     assert found.output_tokens_per_s > 0 and found.prefill_tokens_per_s > 0
     assert 0 < found.weight_share < 1
+
+
+def test_a_traced_load_has_time_in_every_class() -> None:
+    found = trace_summary()
+    assert faults(found) == []
+    assert sum(decode_shares(found).values()) == pytest.approx(1.0)
 
 
 def test_bytes_in_use_counts_the_chosen_experts() -> None:

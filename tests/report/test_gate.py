@@ -179,7 +179,7 @@ def test_a_calibration() -> None:
     out = io.StringIO()
     metrics = {"ttft_p50_ms": CalibrationMetric(pair_sd=0.001, num_pairs=145)}
     found = Calibration(host="h", profile="chat", updated_utc="", num_comparisons=29,
-                        num_false_alarms=0, metrics=metrics)  # fmt: skip
+                        num_false_alarms=0, metrics=metrics, differences={})  # fmt: skip
     print_calibration(found, Path("c.json"), Console(file=out, width=140))
     text = out.getvalue()
     cells = [cell.strip() for cell in text.splitlines()[3].strip("│").split("│")]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,44 +27,6 @@ class Shown:
 
     as_json: bool
     junit: Path | None
-
-
-def plan_of(
-    shares: Mapping[str, str], metrics: Sequence[str] | None, loads: int, budget: str | None,
-    quality: bool, trace: bool,
-) -> GatePlan:  # fmt: skip
-    """The plan that the options make; raises `UsageError` naming the option."""
-    from dstune.gate.plan import GatePlan
-    from dstune.measure.comparison import Thresholds
-    from dstune.profile.durations import parse_duration
-    from dstune.stats.paired import choose_metrics
-
-    names = ("min_effect", "margin", "max_perplexity_increase")
-    values = {name: _share(option, text)
-              for name, (option, text) in zip(names, shares.items(), strict=True)}  # fmt: skip
-    try:
-        budget_s = None if budget is None else parse_duration(budget)
-    except ValueError as error:
-        raise UsageError(f"--budget {error}") from None
-    return GatePlan(
-        thresholds=Thresholds(**values),
-        metrics=choose_metrics(metrics or ()),
-        num_loads=loads,
-        budget_s=budget_s,
-        quality_windows=GatePlan.quality_windows if quality else 0,
-        explains=trace,
-        seed=secrets.randbelow(1 << 32),
-    )
-
-
-def _share(option: str, text: str) -> float:
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1:
-        raise UsageError(f"{option} must be a share such as 3% or 0.03, not '{text}'")
-    return value
 
 
 def exact(baseline: Sequence[str], candidate: str | None, as_json: bool) -> int:

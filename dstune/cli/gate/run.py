@@ -76,12 +76,13 @@ def run(
     if not baseline:
         raise UsageError("give --baseline NAME, or see dstune gate --help")
     from dstune.cli.gate import carry_out
+    from dstune.cli.gate.options import plan_of
     from dstune.gate.exact import is_exact
     from dstune.gate.resolve import Asked
 
     if is_exact(Path(baseline[0])):
         return carry_out.exact(baseline, candidate, as_json)
-    plan = carry_out.plan_of(
+    plan = plan_of(
         {"--min-effect": min_effect, "--margin": margin,
          "--max-perplexity-increase": max_perplexity_increase},
         metrics, loads, budget, quality, trace,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from dstune.errors import DstuneError
+from dstune.errors import UsageError
 from dstune.stats.imported.documents import Document
 from dstune.stats.imported.run import Part, digests, latency_figures, number, read_part
 
@@ -51,7 +51,7 @@ class _Request(Part):
 
 
 def of_records(documents: Sequence[Document]) -> Records:
-    """One run's records; raises `DstuneError` for one that is not whole."""
+    """One run's records; raises `UsageError` for one that is not whole."""
     pairs = [(read_part(_Request, one, TOOL), one) for one in documents]
     pairs = [(request, one) for request, one in pairs
              if request.metadata.benchmark_phase == "profiling"]  # fmt: skip
@@ -94,7 +94,7 @@ def _add(request: _Request, document: Document, seconds: dict[str, list[float]])
 
 def _seconds(metric: _Value, document: Document) -> list[float]:
     if metric.unit not in _IN_S:
-        raise DstuneError(f"{document.place}: a latency is in {metric.unit}, not a time")
+        raise UsageError(f"{document.place}: a latency is in {metric.unit}, not a time")
     return [_IN_S[metric.unit] * one for one in _numbers(metric, document)]
 
 
@@ -102,5 +102,5 @@ def _numbers(metric: _Value, document: Document) -> list[float]:
     values = metric.value if isinstance(metric.value, list) else [metric.value]
     found = [one for one in map(number, values) if one is not None]
     if not found or len(found) < len(values):
-        raise DstuneError(f"{document.place} is no whole result of {TOOL}: {metric.value!r:.40}")
+        raise UsageError(f"{document.place} is no whole result of {TOOL}: {metric.value!r:.40}")
     return found

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
-from dstune.errors import DstuneError
+from dstune.errors import UsageError
 from dstune.stats.imported.documents import Document
 from dstune.stats.imported.run import Part, finite, number, read_part, told
 
@@ -83,10 +83,10 @@ class Summary(Part):
 
 
 def read_summary(document: Document) -> Summary:
-    """A summary without its metrics; raises `DstuneError` where it is not whole, or interrupted."""
+    """A summary without its metrics; raises `UsageError` where it is not whole, or interrupted."""
     found = read_part(Summary, document, TOOL)
     if found.was_cancelled:
-        raise DstuneError(f"{document.place} is of a run that was interrupted: leave it out")
+        raise UsageError(f"{document.place} is of a run that was interrupted: leave it out")
     return found
 
 
@@ -110,7 +110,7 @@ def latencies_of(document: Document) -> dict[str, float]:
             continue
         unit = block.get("unit")
         if not isinstance(unit, str) or unit not in _IN_MS:
-            raise DstuneError(f"{document.place}: {theirs} is in {unit}, which is no time")
+            raise UsageError(f"{document.place}: {theirs} is in {unit}, which is no time")
         for name, value in block.items():
             one = number(value)
             if _STATISTIC.fullmatch(name) and one is not None:

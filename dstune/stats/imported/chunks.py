@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dstune.errors import DstuneError
+from dstune.errors import UsageError
 
 
 def latencies_of_chunks(
@@ -20,7 +20,7 @@ def latencies_of_chunks(
     told. ITL is claimed of requests whose tokens came singly, as dstune does.
     """
     if not len(ttfts) == len(itls) == len(output_lens):
-        raise DstuneError(
+        raise UsageError(
             f"{place} is damaged: ttfts, itls and output_lens are of {len(ttfts)}, {len(itls)} "
             f"and {len(output_lens)} requests"
         )

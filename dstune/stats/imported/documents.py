@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dstune.errors import DstuneError, UsageError
+from dstune.errors import UsageError
 
 JSON_SUFFIXES = (".json", ".jsonl")
 
@@ -30,7 +30,7 @@ class Document:
 def documents(paths: Iterable[Path]) -> list[Document]:
     """Every JSON object in these files; what was never meant as JSON is passed over.
 
-    Raises `DstuneError` for a file that is damaged.
+    Raises `UsageError` for a file that is damaged.
     """
     found: list[Document] = []
     for path in sorted(paths):
@@ -38,7 +38,7 @@ def documents(paths: Iterable[Path]) -> list[Document]:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             if path.suffix in JSON_SUFFIXES:
-                raise DstuneError(f"{path} is damaged: it is not text") from error
+                raise UsageError(f"{path} is damaged: it is not text") from error
             continue
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
@@ -54,13 +54,13 @@ def _of_text(path: Path, text: str) -> list[Document]:
         lines = [(at, one) for at, one in enumerate(text.splitlines(), 1) if one.strip()]
         if len(lines) < 2 or not _is_json(lines[0][1]):  # one document over many lines, or none
             where = f"line {error.lineno}, column {error.colno}"
-            raise DstuneError(f"{path} is damaged: {error.msg} ({where})") from error
+            raise UsageError(f"{path} is damaged: {error.msg} ({where})") from error
     found: list[tuple[int | None, Any]] = []
     for at, line in lines:
         try:
             found.append((at, json.loads(line)))
         except json.JSONDecodeError as error:
-            raise DstuneError(f"{path} is damaged: line {at} is not JSON ({error.msg})") from error
+            raise UsageError(f"{path} is damaged: line {at} is not JSON ({error.msg})") from error
     return _objects(path, found)
 
 

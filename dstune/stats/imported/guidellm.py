@@ -47,7 +47,7 @@ def is_guidellm(document: Document) -> bool:
 
 
 def guidellm_runs(documents: Sequence[Document]) -> list[ImportedRun]:
-    """One run for each benchmark; raises `DstuneError` for a report that is not whole."""
+    """One run for each benchmark; raises `UsageError` for a report that is not whole."""
     found = []
     for document in documents:
         report = read_part(Report, document, TOOL)

@@ -38,7 +38,7 @@ def read_results(path: Path) -> Session:
     a folder that holds none itself, the nearest subfolders that do are read, all together.
 
     Raises UsageError where there is no result, NotComparable where runs are of several tools,
-    models or loads, and DstuneError for a file that is damaged.
+    models or loads, and UsageError for a file that is damaged.
     """
     reader, found = _find(path)
     runs = _in_order(reader.runs(found))

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, ValidationError
 
-from dstune.errors import DstuneError
+from dstune.errors import UsageError
 from dstune.measure.comparison import RunFigures
 from dstune.stats.figures import PERCENTS
 from dstune.stats.imported.documents import Document
@@ -47,13 +47,13 @@ P = TypeVar("P", bound=Part)
 
 
 def read_part(kind: type[P], document: Document, tool: str) -> P:
-    """A document by its keys; raises `DstuneError` that names file and key when one is wrong."""
+    """A document by its keys; raises `UsageError` that names file and key when one is wrong."""
     try:
         return kind.model_validate(document.content)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise DstuneError(
+        raise UsageError(
             f"{document.place} is no whole result of {tool}: {key}: {first['msg']}"
         ) from error
 

@@ -21,7 +21,7 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from dstune.errors import DstuneError
+from dstune.errors import UsageError
 from dstune.measure.comparison import RunFigures
 from dstune.stats.imported.chunks import latencies_of_chunks
 from dstune.stats.imported.documents import Document
@@ -71,7 +71,7 @@ def is_vllm(document: Document) -> bool:
 
 
 def vllm_runs(documents: Sequence[Document]) -> list[ImportedRun]:
-    """One run for each document; raises `DstuneError` for one that is not whole."""
+    """One run for each document; raises `UsageError` for one that is not whole."""
     return [_run(one) for one in documents]
 
 
@@ -108,7 +108,7 @@ def _failed(result: _Result, document: Document) -> int:
     if result.failed is not None:
         return result.failed
     if result.num_prompts is None:
-        raise DstuneError(f"{document.place} does not tell how many requests failed")
+        raise UsageError(f"{document.place} does not tell how many requests failed")
     return max(result.num_prompts - result.completed, 0)
 
 

@@ -105,12 +105,12 @@ def test_lengths_count_only_where_every_run_has_the_same(tmp_path: Path) -> None
          ExitCode.NOT_COMPARABLE, "model is m in"),
         ({"a.json": BENCH, "b.json": {**BENCH, "request_rate": "inf"}}, NotComparable,
          ExitCode.NOT_COMPARABLE, "request_rate is 8.0 in"),
-        ({"a.json": {**BENCH, "duration": "long"}}, DstuneError, ExitCode.FAILED,
+        ({"a.json": {**BENCH, "duration": "long"}}, UsageError, ExitCode.USAGE,
          "a.json is no whole result of vllm bench serve: duration"),
-        ({"a.json": {**BENCH, "failed": None, "num_prompts": None}}, DstuneError, ExitCode.FAILED,
+        ({"a.json": {**BENCH, "failed": None, "num_prompts": None}}, UsageError, ExitCode.USAGE,
          "a.json does not tell how many requests failed"),
-        ({"a.json": {**BENCH, "ttfts": [0.1], "itls": [], "output_lens": [2]}}, DstuneError,
-         ExitCode.FAILED, "a.json is damaged: ttfts, itls and output_lens"),
+        ({"a.json": {**BENCH, "ttfts": [0.1], "itls": [], "output_lens": [2]}}, UsageError,
+         ExitCode.USAGE, "a.json is damaged: ttfts, itls and output_lens"),
         ({"a.json": {key: SGLANG[key] for key in SGLANG if key != "itls"}}, UsageError,
          ExitCode.USAGE, "--output-details"),
     ],
@@ -139,14 +139,14 @@ def test_what_cannot_be_read_is_refused_in_one_line(
 def test_a_damaged_file_is_named(tmp_path: Path, text: str, where: str) -> None:
     write(tmp_path / "good.json", BENCH)
     (tmp_path / "torn.json").write_text(text)
-    with pytest.raises(DstuneError) as caught:
+    with pytest.raises(UsageError) as caught:
         read_results(tmp_path)
     assert "torn.json is damaged" in str(caught.value) and where in str(caught.value)
 
 
 def test_bytes_that_are_no_text_are_damage(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DstuneError, match=r"a\.json is damaged: it is not text"):
+    with pytest.raises(UsageError, match=r"a\.json is damaged: it is not text"):
         read_results(tmp_path)
 
 
