@@ -61,6 +61,7 @@ class FakeTarget:
     knobs: Mapping[str, KnobValue] | None = None
     num_runs: int = 0
     num_resets: int = 0
+    num_tokenized: int = 0
     num_stops: int = 0
     configured: list[Mapping[str, KnobValue]] = field(default_factory=list)
     plans: list[LoadPlan] = field(default_factory=list)
@@ -79,6 +80,7 @@ class FakeTarget:
         return Configured(restart, seconds, effective, model)
 
     def tokenize(self, text: str) -> list[int]:
+        self.num_tokenized += 1
         return list(text.encode())
 
     def reset_caches(self) -> None:

@@ -18,6 +18,7 @@ from dstune.gate.baselines import (
     write_baseline,
 )
 from dstune.gate.comparable import check_runs, check_trusted, differing, forbidding
+from dstune.gate.exact import FORM
 from dstune.gate.places import find
 from dstune.gate.sessions import RunParts, raw_samples, run_parts, session_of
 from dstune.measure.comparison import Session
@@ -37,7 +38,10 @@ def accept(name: str, root: Path, baselines: Path) -> Path:
     """
     place = find(name, root)
     if place.kind not in ("run", "recommended"):
-        raise UsageError(f"{place.path} is no run folder: only a run of dstune can be accepted")
+        raise UsageError(
+            f"{place.path} can not be accepted: it is no run folder of dstune, and holds no exact "
+            f"figures, {FORM}"
+        )
     found = run_parts(place, root)
     _check_ended(found)
     session = session_of(found)

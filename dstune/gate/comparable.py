@@ -14,11 +14,12 @@ from typing import Any
 
 from dstune.errors import NotComparable, UsageError
 from dstune.gate.sessions import Origin
-from dstune.measure.comparison import Session, Subject
+from dstune.measure.comparison import MEAN_TOKENS, Session, Subject
 from dstune.measure.record import VOIDING
 
 _LONGEST = 60  # characters of one value in a message
-_SEED = "seed"  # draws other prompts from the same load
+_NOTED = ("seed", "backend")  # other prompts of the same load; another way of asking for it
+_ABOUT = 0.05  # by which the mean lengths of two loads may differ
 _KINDS = ("kind", "distribution")
 _OWN = "dstune"
 _CPU = (("CPU", "model"), ("CPU features", "flags_digest"), ("usable cores", "usable_cores"),
@@ -210,7 +211,9 @@ def _compare_workloads(
         # a value of None says that there is none: no rate, no duration
         told = "none" if before is None else before, "none" if after is None else after
         label = key if key.startswith("workload.") else f"workload.{key}"
-        if key.rpartition(".")[2] == _SEED:
+        if key.endswith(MEAN_TOKENS) and abs(before - after) <= _ABOUT * max(before, after):
+            continue
+        if key.rpartition(".")[2] in _NOTED:
             found.note(label, *told)
         else:
             found.compare(label, *told)

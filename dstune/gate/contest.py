@@ -15,6 +15,7 @@ from dstune.measure.comparison import MetricChange, QualityScores, RunFigures, S
 from dstune.measure.record import VOIDING, PlannedTrial, TrialRecord
 from dstune.measure.run_folder import RunFolder
 from dstune.profile.model import Profile
+from dstune.target.command import START_TIMEOUT_S
 from dstune.target.target import Target
 from dstune.tune.bench import Bench, Job, Setting
 
@@ -25,6 +26,8 @@ class Contestant:
     def __init__(self, side: Side, folder: RunFolder, setting: GateSetting) -> None:
         self.side = side
         self._folder = folder
+        self._setting = setting
+        self._has_started = False
         self.target: Target | None = None
         self.effective: Mapping[str, KnobValue] = {}
 
@@ -41,6 +44,12 @@ class Contestant:
 
     def start(self) -> None:
         """Starts a process and warms it up."""
+        if self.side.source.server is not None and not self._has_started:
+            self._setting.observer.notes(
+                f"starting the {self.side.name}: {self.side.source.server.line} "
+                f"(at most {START_TIMEOUT_S:g} s; its log is {self._folder.log_path})"
+            )
+        self._has_started = True
         self._bench.prepare(self._planned)
 
     def load(self, trial_id: str, repetition: int) -> TrialRecord:
@@ -124,8 +133,10 @@ def subject_of(side: Side, trial: TrialRecord, setting: GateSetting) -> Subject:
     """What a side turned out to be, once it was measured."""
     effective = trial.effective
     environment = dict(setting.environment)
-    if side.source.revision is not None:
+    if side.source.revision is not None and side.source.is_embedded:
         environment["git_revision"] = side.source.revision
+    elif not side.source.is_embedded:  # another program's, whose version is its own affair
+        environment["git_revision"] = None
     return Subject(
         tool="dstune",
         model=str(trial.model.get("name", side.profile.model)),

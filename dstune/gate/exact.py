@@ -19,6 +19,7 @@ from dstune.measure.files import write_atomically
 
 SUFFIX = ".exact.json"
 ACCEPT = "dstune gate accept FILE"
+FORM = '{"kind": "exact", "name": NAME, "environment": {...}, "figures": {NAME: NUMBER, ...}}'
 
 
 def is_exact(path: Path) -> bool:
@@ -38,12 +39,12 @@ def read_exact(path: Path) -> ExactFigures:
         data = path.read_bytes()
     except OSError as error:
         why = error.strerror
-        raise UsageError(f"cannot read {path}: {why}; make a baseline with: {ACCEPT}") from None
+        raise UsageError(f"cannot read {path}: {why}; a baseline is made by: {ACCEPT}") from None
     try:
         return ExactFigures.model_validate_json(data)
     except ValidationError as error:
         why = "it is empty" if not data.strip() else first_problem(error)
-        raise UsageError(f"{path} is damaged: {why}; make a new one with: {ACCEPT}") from None
+        raise UsageError(f"{path} holds no exact figures: {why}; wanted: {FORM}") from None
 
 
 def compare_exact(baseline: ExactFigures, candidate: ExactFigures) -> ExactResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 
 from dstune.errors import DstuneError
@@ -12,9 +13,12 @@ from dstune.measure.run_folder import RunFolder
 from dstune.measure.trace_files import write_trace
 from dstune.profile.model import Profile
 from dstune.stats.operation_diff import OperationDiff, diff, shares_of
+from dstune.stats.step_table import REST
 from dstune.target.target import Target
 from dstune.tune.bench import Setting
 from dstune.tune.trace import TraceJob, Tracer, deterministic, trace_both
+
+QUEUE = "queue_p50_ms"
 
 
 def explain(
@@ -34,13 +38,28 @@ def explain(
         return _noted(result, "not explained: interrupted")
     except DstuneError as error:  # an earlier version may not know how
         return _noted(result, f"not explained: {error}")
-    if found.first is None:
-        return _noted(result, "not explained: no operation's time differs beyond noise").model_copy(
-            update={"explanation": shares_of(found)}
-        )
-    share = found.first.share.value or 0.0
-    said = f"{result.message}; {found.first.operation} explains {share:.0%} of it"
-    return result.model_copy(update={"explanation": shares_of(found), "message": said})
+    slower = shares_of(found)
+    result = result.model_copy(update={"explanation": slower})
+    if not found.whole.is_slower:
+        return _noted(result, f"steps of the same work are not slower beyond noise{_waits(result)}")
+    if not slower or slower[0].share.value is None:
+        return _noted(result, "steps are slower, and no operation by itself beyond noise")
+    named = slower[0].operation
+    if named == REST[0]:
+        named = "what no operation covers (Python, torch's own)"
+    said = f"{result.message}; {named} explains {slower[0].share.value:.0%} of it"
+    return result.model_copy(update={"message": said})
+
+
+def _waits(result: GateResult) -> str:
+    """How long requests waited for their first step, where the engine tells."""
+    medians = []
+    for side in (result.baseline, result.candidate):
+        values = [run.figures[QUEUE] for run in side.runs if QUEUE in run.figures]
+        if not values:
+            return ""
+        medians.append(statistics.median(values))
+    return f": requests wait {medians[1]:.3g} ms for their first step, {medians[0]:.3g} before"
 
 
 def _traced(folder: RunFolder, sides: tuple[Side, Side], setting: GateSetting) -> OperationDiff:

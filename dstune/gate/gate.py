@@ -18,10 +18,8 @@ from dstune.gate.sides import Side
 from dstune.gate.stored import against_stored, measure_session
 from dstune.measure.comparison import GateResult, Session
 from dstune.measure.record import Claim, PlannedTrial, Run, Verdict
-from dstune.measure.run_folder import RunFolder
+from dstune.measure.run_folder import GATE, RunFolder
 from dstune.profile.load import dump_profile
-
-GATE = "gate.json"
 
 
 def begin(
@@ -64,7 +62,10 @@ def carry_out(
 def carry_out_stored(
     folder: RunFolder, side: Side, earlier: Sequence[Session], plan: GatePlan, setting: GateSetting
 ) -> GateResult:
-    """Measures the candidate alone and holds it against earlier sessions."""
+    """Measures the candidate alone and holds it against earlier sessions.
+
+    Call `check_earlier` first, so that nothing is measured for nothing.
+    """
     return _kept(
         folder,
         setting,

@@ -8,10 +8,10 @@ from typing import Literal
 
 from dstune.errors import UsageError
 from dstune.gate.baselines import BASELINES, EXACT, baseline_files, is_ours, read_object
-from dstune.measure.run_folder import RECOMMENDED
+from dstune.measure.run_folder import GATE, RECOMMENDED
 
 _RUN = "run.json"
-_IN_A_RUN = (_RUN, "gate.json", "trials.jsonl")
+_IN_A_RUN = (_RUN, GATE, "trials.jsonl")
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,20 @@ class Asked:
     baseline_url: str | None = None
     candidate_url: str | None = None
 
+    def check_starts_nothing(self, what: str) -> None:
+        """Raises `UsageError` where something is to be started that `what` has no use for."""
+        given = {
+            "--set": self.settings,
+            "--profile-set": self.overrides,
+            "--baseline-revision": self.baseline_revision,
+            "--baseline-command": self.baseline_command,
+            "--candidate-command": self.candidate_command,
+            "--baseline-url": self.baseline_url,
+            "--candidate-url": self.candidate_url,
+        }
+        if wrong := [name for name, value in given.items() if value]:
+            raise UsageError(f"{what} are compared as they are: leave {', '.join(wrong)} away")
+
 
 def is_profile(name: str) -> bool:
     """Whether a name is that of a profile, not of what was measured."""
@@ -72,6 +86,10 @@ def resolved(
     candidate = Side("candidate", profile, _with(after.knobs, asked.settings))
     candidate = replace(candidate, source=_given(asked.candidate_command, asked.candidate_url))
     present = str(environment.get("git_revision") or "").removesuffix("+")
+    if asked.settings and not candidate.source.is_embedded:
+        raise UsageError(
+            "--set turns knobs of dstune's own engine: a server is configured by its command"
+        )
     with _earlier(asked, before, present, notes) as source:
         baseline = replace(baseline, source=source)
         check_sides(baseline, candidate)
@@ -93,6 +111,8 @@ def _given(command: str | None, url: str | None, cwd: Path | None = None) -> Sou
     if command is not None and url is not None:
         raise UsageError("a side is started by a command or runs at a URL: give one of the two")
     if url is not None:
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(f"'{url}' is no URL: write http://HOST:PORT")
         return Source(url=url)
     return started_by(command, cwd) if command is not None else Source()
 

@@ -157,7 +157,7 @@ def run_parts(place: Place, root: Path) -> RunParts:
         return RunParts(folder, run, profile, _confirmed(folder, chosen))
     if run.verb not in ("loadtest", "gate"):
         raise UsageError(f"{folder.path} is a {run.verb}: it holds no load to compare")
-    result = _gate_result(folder)
+    result = folder.gate_result()
     trials = [one for one in folder.trials() if one.is_measured]
     loads = _of_candidate(trials, result) if run.verb == "gate" else {
         one.trial_id: tuple(Load(one, repetition) for repetition in one.repetitions)
@@ -328,17 +328,6 @@ def _figures(found: RunParts, name: str, loads: Sequence[Load]) -> RunFigures:
         figures=_values(loads[0].repetition.figures),
         remarks=tuple(remarks),
     )
-
-
-def _gate_result(folder: RunFolder) -> GateResult | None:
-    """gate.json, once a gate has come to a verdict."""
-    path = folder.path / "gate.json"
-    if not path.is_file():
-        return None
-    try:
-        return GateResult.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise DstuneError(f"{path} is damaged: {first_problem(error)}") from None
 
 
 def _run_of(path: Path, root: Path) -> tuple[RunFolder, Recommendation]:

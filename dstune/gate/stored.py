@@ -52,12 +52,30 @@ def measure_session(folder: RunFolder, side: Side, plan: GatePlan, setting: Gate
                    quality=scored if isinstance(scored, QualityScores) else None)  # fmt: skip
 
 
+def check_earlier(earlier: Sequence[Session]) -> None:
+    """Raises where earlier sessions cannot stand for anything, before anything is measured.
+
+    `UsageError` for one that is named twice or is another one's copy: it would make the spread
+    between sessions look smaller than it is.
+    """
+    for one in earlier:
+        check_runs(one)
+        check_trusted(one)
+    for at, one in enumerate(earlier):
+        for other in earlier[:at]:
+            if [run.figures for run in one.runs] == [run.figures for run in other.runs]:
+                raise UsageError(
+                    f"{one.source} holds the very figures of {other.source}: name every session "
+                    "once, and no copies"
+                )
+
+
 def against_stored(earlier: Sequence[Session], candidate: Session, plan: GatePlan) -> GateResult:
     """The advisory verdict by a prediction interval over the earlier sessions."""
     notes: list[str] = []
-    for one in (*earlier, candidate):
-        check_runs(one)
-        check_trusted(one)
+    check_earlier(earlier)
+    check_runs(candidate)
+    check_trusted(candidate)
     for one in earlier:
         notes += check_comparable(one.subject, candidate.subject)
     runs = [run for session in (*earlier, candidate) for run in session.runs]
@@ -72,6 +90,11 @@ def against_results(baseline: Session, candidate: Session, plan: GatePlan) -> Ga
     slowdown.
     """
     notes = list(check_comparable(baseline.subject, candidate.subject))
+    if [run.figures for run in baseline.runs] == [run.figures for run in candidate.runs]:
+        raise UsageError(
+            f"{baseline.source} and {candidate.source} hold the very same figures: name the "
+            "results of two measurements"
+        )
     for one in (baseline, candidate):
         check_runs(one)
     notes += _check_interleaved(baseline.runs, candidate.runs)
@@ -79,7 +102,7 @@ def against_results(baseline: Session, candidate: Session, plan: GatePlan) -> Ga
     looks = [one for one in LOOKS if one <= most]
     if not looks:
         raise UsageError(
-            f"{most} pairs of runs are too few: a verdict is reached at {LOOKS[0]}, {LOOKS[1]} or "
+            f"too few pairs of runs, {most}: a verdict is reached at {LOOKS[0]}, {LOOKS[1]} or "
             f"{LOOKS[2]}"
         )
     changes: tuple[MetricChange, ...] = ()

@@ -13,6 +13,9 @@ from pydantic import Field
 from dstune.knobs import KnobValue
 from dstune.measure.record import Claim, Estimate, Record, Remark
 
+MEAN_TOKENS = "_tokens_mean"
+"""The ending of a workload's keys that need to agree about only."""
+
 
 class RunFigures(Record):
     """One run; a metric without a value is left out of `figures`."""

@@ -23,7 +23,7 @@ class ExactFigures(Record):
     kind: Literal["exact"] = "exact"
     name: str = Field(pattern=r"^\w[\w.-]*$")  # becomes a file's name
     environment: dict[str, str]
-    figures: dict[str, Exact]
+    figures: dict[str, Exact] = Field(min_length=1)
 
 
 class ExactChange(Record):

@@ -22,12 +22,14 @@ import yaml
 from pydantic import ValidationError
 
 from dstune.errors import DstuneError, UsageError
+from dstune.measure.comparison import GateResult
 from dstune.measure.files import append_line, whole_lines, write_atomically
 from dstune.measure.parquet import read_samples, write_samples, write_steps
 from dstune.measure.record import Recommendation, Run, TrialRecord
 from dstune.measure.sample import Sample, StepSample
 
 RECOMMENDED = "recommended.yaml"
+GATE = "gate.json"
 
 
 class RunFolder:
@@ -137,6 +139,16 @@ class RunFolder:
             return Recommendation.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
         except (OSError, ValidationError, yaml.YAMLError) as error:
             raise DstuneError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+
+    def gate_result(self) -> GateResult | None:
+        """gate.json, once a gate has come to a verdict; raises `DstuneError` for a damaged one."""
+        path = self.path / GATE
+        if not path.is_file():
+            return None
+        try:
+            return GateResult.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise DstuneError(f"{path} is damaged: {_why(error)}") from None
 
     def write_samples(
         self, trial_id: str, samples: Sequence[Sample], steps: Sequence[StepSample]

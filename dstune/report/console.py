@@ -36,6 +36,10 @@ def print_result(result: Result, console: Console | None = None) -> None:
         from dstune.report.operations import print_traced
 
         return print_traced(result, console)
+    if result.gate is not None:
+        from dstune.report.gate import print_gate
+
+        return print_gate(result.gate, result.folder, console)
     out = console or stdout()
     if result.trials:
         out.print(as_rich(trials_table(result)))

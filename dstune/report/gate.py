@@ -141,7 +141,7 @@ class LiveGate:
     def looked(self, changes: tuple[MetricChange, ...]) -> None:
         """Prints what the pairs so far say."""
         said = [
-            f"{tables.label(one.metric)} {tables.change(one.change)}, {tables.VERDICTS[one.claim]}"
+            f"{tables.label(one.metric)} {tables.metric_change(one)}, {tables.VERDICTS[one.claim]}"
             for one in changes
         ]
         self._print(f"after {self._number} pairs: {'; '.join(said)}")

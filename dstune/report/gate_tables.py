@@ -8,6 +8,7 @@ from dstune.measure.comparison import GateResult, MetricChange, QualityChange, S
 from dstune.measure.record import Claim, Estimate
 from dstune.report import words
 from dstune.report.tables import LABELS, Table
+from dstune.stats.paired import as_rate
 
 VERDICTS = {Claim.PASS: "pass", Claim.FAIL: "FAIL", Claim.INCONCLUSIVE: "inconclusive"}
 ADVISORY = (
@@ -43,6 +44,15 @@ def change(estimate: Estimate, worse: str = "slower", better: str = "faster",
     return f"{text} [{one(low, with_word=low * high <= 0)} to {one(high)}]"
 
 
+def metric_change(one: MetricChange) -> str:
+    """A metric's change in words; of a rate as the change of the rate itself, `4.8% less`."""
+    if not one.metric.endswith("_per_s"):
+        return change(one.change)
+    values = (one.change.value, one.change.low, one.change.high)
+    value, low, high = (None if each is None else -as_rate(each) for each in values)
+    return change(Estimate(value=value, low=low, high=high), "less", "more")
+
+
 def metric_table(result: GateResult) -> Table:
     """Every metric that is judged, and quality as the last row where it was compared."""
     verdict = "verdict (advisory)" if result.is_advisory else "verdict"
@@ -64,7 +74,7 @@ def _metric_row(one: MetricChange, is_paired: bool) -> tuple[str, ...]:
         label(one.metric),
         words.precise(one.baseline),
         words.precise(one.candidate),
-        change(one.change),
+        metric_change(one),
         VERDICTS[one.claim],
         _needed(one, is_paired),
     )

@@ -26,13 +26,26 @@ def announce(result: GateResult, variables: Mapping[str, str] = os.environ) -> N
 
     Raises `UsageError` where the summary cannot be written.
     """
+    _say(annotation(result), gate_summary(result), variables)
+
+
+def announce_verdict(
+    claim: Claim | None, message: str, summary: str, variables: Mapping[str, str] = os.environ
+) -> None:
+    """The same for a verdict without metrics, or (None) for that there is none."""
+    command = "error" if claim is None else _COMMANDS[claim]
+    title = "dstune gate" if claim is None else f"dstune gate: {tables.VERDICTS[claim]}"
+    _say(f"::{command} title={_property(title)}::{_data(message)}", summary, variables)
+
+
+def _say(command: str, text: str, variables: Mapping[str, str]) -> None:
     if variables.get("GITHUB_ACTIONS") == "true":
-        print(annotation(result), file=sys.stderr, flush=True)
+        print(command, file=sys.stderr, flush=True)
     summary = variables.get("GITHUB_STEP_SUMMARY")
     if summary:
         try:
             with open(Path(summary), "a", encoding="utf-8") as file:
-                file.write(gate_summary(result) + "\n")
+                file.write(text + "\n")
         except OSError as error:
             message = f"cannot write GITHUB_STEP_SUMMARY, {summary}: {error.strerror}"
             raise UsageError(message) from error
@@ -44,7 +57,7 @@ def annotation(result: GateResult) -> str:
     title = f"dstune gate: {tables.VERDICTS[result.claim]}{advisory}"
     lines = [tables.headline(result)]
     lines += [
-        f"{tables.label(one.metric)}: {tables.change(one.change)}"
+        f"{tables.label(one.metric)}: {tables.metric_change(one)}"
         for one in result.metrics
         if one.claim is result.claim and one.claim is not Claim.PASS
     ]

@@ -24,11 +24,29 @@ _ELEMENTS = {Claim.FAIL: "failure", Claim.INCONCLUSIVE: "error"}
 
 def write_junit(result: GateResult, path: Path) -> None:
     """Writes it to `path`; raises `UsageError` where that cannot be written."""
+    _write(path, junit(result))
+
+
+def _write(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, junit(result))
+        write_atomically(path, data)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def write_verdict(path: Path, claim: Claim | None, message: str) -> None:
+    """A verdict without metrics, or (None) that there is none: one test case to `path`."""
+    kind = "error" if claim is None else _ELEMENTS.get(claim)
+    suite = ElementTree.Element(
+        "testsuite", name=SUITE, tests="1", failures=str(int(kind == "failure")),
+        errors=str(int(kind == "error")), skipped="0",
+    )  # fmt: skip
+    case = ElementTree.SubElement(suite, "testcase", classname="dstune.gate", name="verdict")
+    if kind is not None:
+        found = ElementTree.SubElement(case, kind, message=_clean(message))
+        found.text = _clean(message)
+    _write(path, _document(suite))
 
 
 def junit(result: GateResult) -> bytes:
@@ -53,6 +71,10 @@ def junit(result: GateResult) -> bytes:
     for name, element in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(name, str(len(suite.findall(f"testcase/{element}"))))
     suite.set("tests", str(len(suite.findall("testcase"))))
+    return _document(suite)
+
+
+def _document(suite: ElementTree.Element) -> bytes:
     root = ElementTree.Element("testsuites")
     root.append(suite)
     ElementTree.indent(root)
@@ -77,7 +99,7 @@ def _class(result: GateResult) -> str:
 
 
 def _metric_message(one: MetricChange) -> str:
-    text = f"{tables.label(one.metric)}: {tables.change(one.change)}"
+    text = f"{tables.label(one.metric)}: {tables.metric_change(one)}"
     if one.claim is not Claim.INCONCLUSIVE:
         return text
     needed = one.pairs_needed

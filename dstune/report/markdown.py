@@ -5,6 +5,7 @@ from __future__ import annotations
 from dstune.report import loadtest_tables as loadtest
 from dstune.report import words
 from dstune.report.engine_tables import engine_by_trial, engine_table
+from dstune.report.gate_markdown import gate_summary
 from dstune.report.result import LOADTEST, Result
 from dstune.report.tables import as_markdown, comparison_table, trials_table
 
@@ -13,6 +14,8 @@ def summary(result: Result) -> str:
     """The recommendation first, then every trial, then what was not tried and why."""
     if result.run.verb == LOADTEST:
         return _loadtest_summary(result)
+    if result.gate is not None:
+        return gate_summary(result.gate)
     profile = result.run.profile
     parts = [f"# {profile['name']}: {result.headline}\n"]
     comparison = comparison_table(result)

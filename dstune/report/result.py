@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dstune.measure.comparison import GateResult
 from dstune.measure.record import Recommendation, Run, TrialRecord
 from dstune.measure.run_folder import RECOMMENDED, RunFolder
 
 LOADTEST = "loadtest"  # as `Run.verb` spells it
 TRACE = "trace"
+GATE = "gate"
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Result:
     trials: tuple[TrialRecord, ...]
     recommendation: Recommendation | None
     is_written_now: bool
+    gate: GateResult | None = None
 
     @property
     def search(self) -> list[TrialRecord]:
@@ -39,7 +42,7 @@ class Result:
         """How the run ended or stands, in one line."""
         if self.run.verdict is not None:
             return f"{self.run.status}: {self.run.verdict.message}"
-        if self.run.verb in (LOADTEST, TRACE):
+        if self.run.verb in (LOADTEST, TRACE, GATE):
             again = shlex.join(["dstune", *self.run.argv])
             return "running" if self.is_written_now else f"killed; run it again with: {again}"
         done = f"{len(self.search)} of {len(self.run.plan)} trials"
@@ -61,6 +64,7 @@ def read_result(folder: RunFolder) -> Result:
         trials=tuple(folder.trials()),
         recommendation=folder.recommendation(),
         is_written_now=folder.is_locked(),
+        gate=folder.gate_result(),
     )
 
 
@@ -73,4 +77,5 @@ def as_document(result: Result) -> dict[str, Any]:
         "run": result.run.model_dump(mode="json"),
         "trials": [one.model_dump(mode="json") for one in result.trials],
         "recommendation": chosen.model_dump(mode="json") if chosen else None,
+        "gate": result.gate.model_dump(mode="json") if result.gate else None,
     }

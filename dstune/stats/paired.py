@@ -139,6 +139,11 @@ def judge(
     )
 
 
+def as_rate(change: float) -> float:
+    """A slowdown as the change of a rate: 25% more time for each token is 20% fewer a second."""
+    return 1 / (1 + change) - 1
+
+
 def geometric_mean(runs: Sequence[RunFigures], metric: Gated) -> float:
     """A metric's typical value over runs, in its unit."""
     logs = log_values(runs, metric)

@@ -133,8 +133,8 @@ class Bench:
         target.run(build_warmup(self._profile, self._tokens_of(target, configured)))
 
     def close(self) -> None:
-        """Stops the target, if one runs."""
-        target, self._target = self._target, None
+        """Stops the target, if one runs; the next one tells its own tokens."""
+        target, self._target, self._tokens = self._target, None, None
         if target is not None:
             target.stop()
 

@@ -21,7 +21,7 @@ from dstune.knobs import KnobValue, complete
 from dstune.load.plan import LoadPlan
 from dstune.measure.fingerprint import fingerprint
 from dstune.measure.operation_trace import PAIR, Trace
-from dstune.measure.record import PlannedTrial, Run, TrialRecord, Verdict
+from dstune.measure.record import PlannedTrial, RemarkCode, Run, TrialRecord, Verdict
 from dstune.measure.run_folder import RunFolder
 from dstune.measure.trace_files import write_trace
 from dstune.profile.load import dump_profile, restore_profile
@@ -31,6 +31,7 @@ from dstune.target.target import Configured, Interrupted, LoadResult, Progress, 
 from dstune.tune.bench import Bench, Job, Setting
 
 VERB = "trace"
+BUSY = (RemarkCode.BUSY_HOST, RemarkCode.HOST_CONTENDED)
 NUM_LOADS = 3  # the least for which a load is the unit of an interval
 NUM_PAIRS = 6  # where two sides take turns: the interval of 3 would be twice as wide
 AT_ONCE = 1e9  # times its speed: an hour of a recorded trace arrives within 4 us
@@ -215,7 +216,11 @@ def trace(folder: RunFolder, job: TraceJob, num_loads: int, setting: Setting) ->
     tracer = Tracer(job, folder, setting)
     setting.observer.begins(run, folder.path, 0)
     try:
-        folder.append_trial(tracer.record(num_loads))
+        trial = tracer.record(num_loads)
+        folder.append_trial(trial)
+        for remark in trial.remarks:
+            if remark.code in BUSY:
+                setting.observer.notes(f"{remark.message}; limits were measured then, too")
         was_interrupted = tracer.was_interrupted
         if not was_interrupted and not tracer.num_loads:
             raise DstuneError("the engine recorded no step of the load")

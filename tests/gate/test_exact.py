@@ -137,8 +137,12 @@ def test_a_damaged_file_is_one_clear_line_with_the_fix(
         read_exact(path)
     message = str(raised.value)
     assert raised.value.exit_code is ExitCode.USAGE
-    assert message.startswith(f"{path} is damaged: ") and said in message and "\n" not in message
-    assert "dstune gate accept FILE" in message
+    assert (
+        message.startswith(f"{path} holds no exact figures: ")
+        and said in message
+        and "\n" not in message
+    )
+    assert '"figures": {NAME: NUMBER, ...}' in message
 
 
 def test_a_missing_file_is_one_clear_line_with_the_fix(tmp_path: Path) -> None:

@@ -158,6 +158,7 @@ def test_each_pair_has_processes_of_its_own_and_both_meet_the_same_prompts(tmp_p
     for before, after in zip(hall.targets[::2], hall.targets[1::2], strict=True):
         assert before.plans[-1] == after.plans[-1]
         assert before.num_resets == after.num_resets == 1
+        assert before.num_tokenized == after.num_tokenized == 1  # a server's tokens are its own
     assert hall.targets[0].plans[-1] != hall.targets[2].plans[-1]
 
 

@@ -56,7 +56,7 @@ def test_results_that_were_made_in_turns_are_judged_as_pairs() -> None:
 
 def test_blocks_of_runs_are_no_pairs() -> None:
     before = session("before", [run(at, 100) for at in range(5)])
-    after = session("after", [run(10 + at, 100) for at in range(5)])
+    after = session("after", [run(10 + at, 101) for at in range(5)])
     with pytest.raises(NotComparable, match=r"not made in turns.* --stored"):
         against_results(before, after, PLAN)
 
@@ -70,7 +70,7 @@ def test_runs_without_times_are_paired_in_their_order_and_that_is_said() -> None
 
 def test_too_few_pairs_and_other_faults() -> None:
     before, after = sides(0.25, 4)
-    with pytest.raises(UsageError, match=r"4 pairs of runs are too few: .* 5, 8 or 12"):
+    with pytest.raises(UsageError, match=r"too few pairs of runs, 4: .* 5, 8 or 12"):
         against_results(before, after, PLAN)
     before, after = sides(0.25, 5)
     other = after.model_copy(update={"subject": Subject(tool="dstune", model="n")})

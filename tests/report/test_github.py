@@ -10,8 +10,9 @@ from gate_results import ALL, FAILED, PASSED, STORED, UNDECIDED
 
 from dstune.errors import UsageError
 from dstune.measure.comparison import GateResult
+from dstune.measure.record import Claim
 from dstune.report.gate_markdown import gate_summary
-from dstune.report.github import annotation, announce
+from dstune.report.github import annotation, announce, announce_verdict
 
 COMMAND = re.compile(r"::(error|warning|notice) title=([^,:]*)::([^\r\n]*)")
 
@@ -84,3 +85,18 @@ def test_the_summary_is_appended(tmp_path: Path) -> None:
 def test_a_summary_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot write GITHUB_STEP_SUMMARY"):
         announce(FAILED, {"GITHUB_STEP_SUMMARY": str(tmp_path)})
+
+
+def test_a_verdict_without_metrics_and_that_there_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = tmp_path / "summary.md"
+    variables = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
+    announce_verdict(Claim.FAIL, "2 figures changed", "## changed", variables)
+    announce_verdict(None, "no verdict: model m / n", "## none", variables)
+    told = [understood(line) for line in capsys.readouterr().err.splitlines()]
+    assert told == [
+        ("error", "dstune gate: FAIL", "2 figures changed"),
+        ("error", "dstune gate", "no verdict: model m / n"),
+    ]
+    assert summary.read_text() == "## changed\n## none\n"

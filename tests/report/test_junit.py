@@ -18,7 +18,8 @@ from gate_results import (
 
 from dstune.errors import UsageError
 from dstune.measure.comparison import GateResult
-from dstune.report.junit import junit, write_junit
+from dstune.measure.record import Claim
+from dstune.report.junit import junit, write_junit, write_verdict
 
 
 def suite_of(result: GateResult) -> ElementTree.Element:
@@ -95,3 +96,19 @@ def test_the_file_and_its_folder_are_made(tmp_path: Path) -> None:
     assert path.read_bytes() == junit(FAILED)
     with pytest.raises(UsageError, match="cannot write"):
         write_junit(FAILED, path / "below-a-file.xml")
+
+
+def test_a_verdict_without_metrics(tmp_path: Path) -> None:
+    path = tmp_path / "gate.xml"
+    for claim, kind, counted in (
+        (Claim.PASS, None, ("0", "0")),
+        (Claim.FAIL, "failure", ("1", "0")),
+        (None, "error", ("0", "1")),
+    ):
+        write_verdict(path, claim, "two figures\x00 changed")
+        suite = ElementTree.parse(path).getroot().find("testsuite")
+        assert suite is not None
+        assert (suite.attrib["failures"], suite.attrib["errors"]) == counted
+        (case,) = suite.findall("testcase")
+        assert [one.tag for one in case] == ([kind] if kind else [])
+        assert all(one.attrib["message"] == "two figures? changed" for one in case)

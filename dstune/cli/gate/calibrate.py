@@ -25,7 +25,7 @@ def run(
         int, typer.Option(min=1, help="Whole gates of the same thing against itself.")
     ] = 1,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Of a profile.")
+        list[str] | None, typer.Option("--profile-set", metavar="A.B=C", help="Of a profile.")
     ] = None,
     loads: Annotated[int, typer.Option(min=1, max=100, help="Per side and pair, in turns.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,

@@ -25,6 +25,11 @@ def plan_of(
     names = ("min_effect", "margin", "max_perplexity_increase")
     values = {name: _share(option, text)
               for name, (option, text) in zip(names, shares.items(), strict=True)}  # fmt: skip
+    if values["margin"] <= values["min_effect"]:
+        raise UsageError(
+            f"--margin {shares['--margin']} must be above --min-effect {shares['--min-effect']}: "
+            "a pass would exclude less than a failure needs"
+        )
     try:
         budget_s = None if budget is None else parse_duration(budget)
     except ValueError as error:

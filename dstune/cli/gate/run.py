@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dstune.cli.places import RUNS
-from dstune.errors import UsageError
+from dstune.errors import DstuneError, UsageError
 
 EXAMPLES = """Examples:
 
@@ -63,7 +63,9 @@ def run(
     margin: Annotated[str, typer.Option(help="A pass excludes a slowdown of this size.")] = "10%",
     max_perplexity_increase: Annotated[str, typer.Option(help="A larger one fails.")] = "0.5%",
     loads: Annotated[int, typer.Option(min=1, max=100, help="Per side and pair, in turns.")] = 1,
-    budget: Annotated[str | None, typer.Option(help="Wall clock, such as 5m.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Wall clock of the pairs, such as 5m; stops before a look.")
+    ] = None,
     quality: Annotated[bool, typer.Option(help="Compare perplexity.")] = True,
     trace: Annotated[bool, typer.Option(help="Explain a failure by a trace.")] = True,
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML there.")] = None,
@@ -77,23 +79,21 @@ def run(
         raise UsageError("give --baseline NAME, or see dstune gate --help")
     from dstune.cli.gate import carry_out
     from dstune.cli.gate.options import plan_of
-    from dstune.gate.exact import is_exact
+    from dstune.cli.gate.shown import Shown, no_verdict
     from dstune.gate.resolve import Asked
 
-    if is_exact(Path(baseline[0])):
-        return carry_out.exact(baseline, candidate, as_json)
-    plan = plan_of(
-        {"--min-effect": min_effect, "--margin": margin,
-         "--max-perplexity-increase": max_perplexity_increase},
-        metrics, loads, budget, quality, trace,
-    )  # fmt: skip
-    asked = Asked(
-        baseline[0], candidate, tuple(settings or ()), tuple(overrides or ()), baseline_revision,
-        baseline_command, candidate_command, baseline_url, candidate_url,
-    )  # fmt: skip
-    shown = carry_out.Shown(as_json, junit)
-    if stored:
-        return carry_out.stored(baseline, asked, plan, output, shown)
-    if len(baseline) > 1:
-        raise UsageError("several baselines go with --stored: pairs are made with one")
-    return carry_out.paired(asked, plan, output, shown)
+    shown = Shown(as_json, junit)
+    try:
+        plan = plan_of(
+            {"--min-effect": min_effect, "--margin": margin,
+             "--max-perplexity-increase": max_perplexity_increase},
+            metrics, loads, budget, quality, trace,
+        )  # fmt: skip
+        asked = Asked(
+            baseline[0], candidate, tuple(settings or ()), tuple(overrides or ()),
+            baseline_revision, baseline_command, candidate_command, baseline_url, candidate_url,
+        )  # fmt: skip
+        return carry_out.gate(baseline, asked, plan, output, shown, is_stored=stored)
+    except DstuneError as error:
+        no_verdict(error, shown)
+        raise

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dstune.errors import NotComparable, UsageError
-from dstune.measure.comparison import RunFigures, Session, Subject
+from dstune.measure.comparison import MEAN_TOKENS, RunFigures, Session, Subject
 from dstune.stats.imported import aiperf, guidellm, sglang, vllm
 from dstune.stats.imported.documents import Document, documents, levels
 from dstune.stats.imported.run import ImportedRun
@@ -51,7 +51,7 @@ def read_results(path: Path) -> Session:
         subject=Subject(
             tool=reader.tool,
             model=next((one.model for one in runs if one.model), ""),
-            workload={**settings, **_shared_digests(runs)},
+            workload={**settings, **_shared_digests(runs), **_lengths(runs)},
         ),
         runs=tuple(_named(one, path) for one in runs),
     )
@@ -107,6 +107,15 @@ def _settings(path: Path, runs: Sequence[ImportedRun]) -> dict[str, Any]:
         _agree(path, name, told)
         found[name] = next(iter(told.values()))
     return found
+
+
+def _lengths(runs: Sequence[ImportedRun]) -> dict[str, float]:
+    """Tokens of a request, over all runs that tell them."""
+    told = [one.mean_tokens for one in runs if one.mean_tokens is not None]
+    if not told:
+        return {}
+    prompts, outputs = (sum(values) / len(told) for values in zip(*told, strict=True))
+    return {f"prompt{MEAN_TOKENS}": prompts, f"output{MEAN_TOKENS}": outputs}
 
 
 def _shared_digests(runs: Sequence[ImportedRun]) -> dict[str, str]:

@@ -33,6 +33,8 @@ class ImportedRun:
     model: str  # empty where the source does not tell
     settings: dict[str, Any] = field(default_factory=dict)  # these must agree between runs
     digests: dict[str, str] = field(default_factory=dict)  # these count where all runs agree
+    # mean prompt and output tokens of a request; drawn anew in every run, they agree about
+    mean_tokens: tuple[float, float] | None = None
     made: float | None = None  # for the order of runs: seconds of any clock of that tool
 
 
@@ -70,6 +72,11 @@ def latency_figures(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
         if values_ms:
             found[f"{metric}_mean_ms"] = sum(values_ms) / len(values_ms)
     return found
+
+
+def mean_tokens(num_ok: int, prompts: float | None, outputs: float) -> tuple[float, float] | None:
+    """Prompt and output tokens of a request, from their totals; None where they are not told."""
+    return (prompts / num_ok, outputs / num_ok) if num_ok and prompts is not None else None
 
 
 def rates(num_ok: int, output_tokens: float, duration_s: float) -> dict[str, float]:

@@ -33,6 +33,7 @@ from dstune.stats.imported.run import (
     digests,
     finite,
     latency_figures,
+    mean_tokens,
     rates,
     read_part,
     told,
@@ -49,6 +50,8 @@ class _Result(Part):
     duration: float
     completed: Count
     total_output_tokens: Count
+    total_input_tokens: Count | None = None
+    backend: str | None = None
     failed: Count | None = None
     num_prompts: Count | None = None
     date: str = ""
@@ -91,17 +94,27 @@ def _run(document: Document) -> ImportedRun:
         settings=told(
             {
                 "request_rate": result.request_rate,
-                "concurrency": result.max_concurrency,
+                "concurrency": _concurrency(result, document),
                 "num_prompts": result.num_prompts,
                 "burstiness": result.burstiness,
+                "backend": result.backend,
                 "ramp_up_strategy": result.ramp_up_strategy,
                 "ramp_up_start_rps": result.ramp_up_start_rps,
                 "ramp_up_end_rps": result.ramp_up_end_rps,
             }
         ),
         digests=digests({"input_lens": result.input_lens, "output_lens": result.output_lens}),
+        mean_tokens=mean_tokens(
+            result.completed, result.total_input_tokens, result.total_output_tokens
+        ),
         made=made.timestamp() if made else None,
     )
+
+
+def _concurrency(result: _Result, document: Document) -> int | str | None:
+    """The tool writes a null for as many at once as come."""
+    is_told = "max_concurrency" in document.content
+    return result.max_concurrency or ("unlimited" if is_told else None)
 
 
 def _failed(result: _Result, document: Document) -> int:

@@ -259,7 +259,7 @@ def test_steering_goes_through_and_configures_what_is_served(front: SteeredFront
 
 
 def test_configuring_waits_for_live_requests(front: SteeredFront) -> None:
-    running = Hanging(front.port, **{**GREEDY, "max_tokens": 200}, stream=True)
+    running = Hanging(front.port, **{**GREEDY, "max_tokens": 64}, stream=True)
     assert running.read()
     changed = front.ask({"op": "configure", "knobs": {**KNOBS, "block_size": 32}})
     assert changed["restart"] == "rebuild"

@@ -33,7 +33,9 @@ def test_one_file_is_a_session_of_one_run(tmp_path: Path) -> None:
     session = read_results(write(tmp_path / "run.json", BENCH))
     assert (session.name, session.subject.tool) == ("run.json", "vllm bench serve")
     assert [one.name for one in session.runs] == ["run.json"]
-    assert session.subject.workload == {"request_rate": 8.0, "num_prompts": 2}
+    assert session.subject.workload == {
+        "request_rate": 8.0, "num_prompts": 2, "concurrency": "unlimited"
+    }  # fmt: skip
 
 
 def test_runs_are_ordered_by_the_time_they_were_made(tmp_path: Path) -> None:

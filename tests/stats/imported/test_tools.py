@@ -75,6 +75,8 @@ def test_vllm_from_the_raw_arrays(tmp_path: Path) -> None:
     assert run.started_utc == session.started_utc == "2026-12-01T10:00:00"  # of an unknown zone
     workload = session.subject.workload
     assert {"request_rate": "inf", "concurrency": 2, "num_prompts": 3}.items() <= workload.items()
+    assert (workload["prompt_tokens_mean"], workload["output_tokens_mean"]) == (11.5, 3.5)
+    assert workload["backend"] == "vllm"
     assert not any(name.endswith("digest") for name in workload)  # a request was lost
 
 
