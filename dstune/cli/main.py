@@ -62,6 +62,8 @@ def main(argv: list[str] | None = None) -> None:
 def _code(arguments: list[str], is_debug: bool) -> int:
     try:
         returned = app(arguments, prog_name="dstune", standalone_mode=False)
+        if returned == ExitCode.INTERRUPTED:  # typer turns a Ctrl-C into this without a word
+            _say("interrupted")
         return returned if isinstance(returned, int) else ExitCode.PASS
     except DstuneError as error:
         _say(str(error))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from dstune.gate.plan import GateSetting
 from dstune.gate.sessions import run_figures, workload_of
-from dstune.gate.sides import Side
+from dstune.gate.sides import Side, SideName
 from dstune.knobs import KnobValue
 from dstune.measure.comparison import MetricChange, QualityScores, RunFigures, Subject
 from dstune.measure.record import VOIDING, PlannedTrial, TrialRecord
@@ -96,23 +96,27 @@ class Pair:
         return f"{' and '.join(found)}: {next(iter(found.values()))}"
 
 
-def run_pair(
-    baseline: Contestant, candidate: Contestant, prefix: str, repetitions: Sequence[int],
-    order: random.Random,
-) -> Pair:  # fmt: skip
-    """Both sides under the same loads, in random order, and in turn: A B, B A, A B, ...
+def start_both(contest: Sequence[Contestant]) -> None:
+    """Starts all at once, which takes no longer than the slowest."""
+    with ThreadPoolExecutor(len(contest)) as pool:
+        for started in [pool.submit(one.start) for one in contest]:
+            started.result()
+
+
+def run_turns(
+    turn: Sequence[Contestant], prefix: str, repetitions: Sequence[int]
+) -> dict[SideName, tuple[TrialRecord, ...]]:
+    """Those that are up, under the same loads in turn: A B, B A, A B, ...
 
     Turns alternate so that a drift of the machine within the pair meets both sides alike.
     """
-    turn = [baseline, candidate]
-    order.shuffle(turn)
-    found: dict[str, list[TrialRecord]] = {"baseline": [], "candidate": []}
+    found: dict[SideName, list[TrialRecord]] = {one.side.name: [] for one in turn}
     for index, repetition in enumerate(repetitions):
         suffix = f"-{index + 1}" if len(repetitions) > 1 else ""
         for one in turn if index % 2 == 0 else reversed(turn):
-            trial_id = f"{prefix}-{one.side.name}{suffix}"
-            found[one.side.name].append(one.load(trial_id, repetition))
-    return Pair(tuple(found["baseline"]), tuple(found["candidate"]))
+            name = one.side.name
+            found[name].append(one.load(f"{prefix}-{name}{suffix}", repetition))
+    return {name: tuple(trials) for name, trials in found.items()}
 
 
 def run_of(

@@ -9,6 +9,7 @@ from dstune.errors import DstuneError
 from dstune.gate.plan import GateSetting
 from dstune.gate.sides import Side
 from dstune.measure.comparison import GateResult
+from dstune.measure.operation_trace import Trace
 from dstune.measure.run_folder import RunFolder
 from dstune.measure.trace_files import write_trace
 from dstune.profile.model import Profile
@@ -16,14 +17,15 @@ from dstune.stats.operation_diff import OperationDiff, diff, shares_of
 from dstune.stats.step_table import REST
 from dstune.target.target import Target
 from dstune.tune.bench import Setting
-from dstune.tune.trace import TraceJob, Tracer, deterministic, trace_both
+from dstune.tune.trace import NUM_PAIRS, TraceJob, Tracer, deterministic, trace_both
 
 QUEUE = "queue_p50_ms"
 
 
 def explain(
-    result: GateResult, folder: RunFolder, sides: tuple[Side, Side], setting: GateSetting
-) -> GateResult:
+    result: GateResult, folder: RunFolder, sides: tuple[Side, Side], setting: GateSetting,
+    has_both_up: bool = True,
+) -> GateResult:  # fmt: skip
     """The result with the operations that the slowdown comes from, or a note that says why not.
 
     The verdict stands whatever happens here. Traces are kept as DIR/trace-baseline and
@@ -33,7 +35,7 @@ def explain(
         return _noted(result, "not explained: only dstune's own engine can be traced")
     setting.observer.notes("both sides are traced to find out what got slower")
     try:
-        found = _traced(folder, sides, setting)
+        found = _traced(folder, sides, setting, has_both_up)
     except KeyboardInterrupt:
         return _noted(result, "not explained: interrupted")
     except DstuneError as error:  # an earlier version may not know how
@@ -62,10 +64,15 @@ def _waits(result: GateResult) -> str:
     return f": requests wait {medians[1]:.3g} ms for their first step, {medians[0]:.3g} before"
 
 
-def _traced(folder: RunFolder, sides: tuple[Side, Side], setting: GateSetting) -> OperationDiff:
+def _traced(
+    folder: RunFolder, sides: tuple[Side, Side], setting: GateSetting, has_both_up: bool
+) -> OperationDiff:
     tracers = [_tracer(one, folder, setting) for one in sides]
     try:
-        before, after = trace_both(tracers[0], tracers[1])
+        if has_both_up:
+            before, after = trace_both(tracers[0], tracers[1])
+        else:
+            before, after = (_alone(one) for one in tracers)
     finally:
         for one in tracers:
             one.close()
@@ -73,7 +80,15 @@ def _traced(folder: RunFolder, sides: tuple[Side, Side], setting: GateSetting) -
         place = folder.path / f"trace-{side.name}"
         place.mkdir(exist_ok=True)
         write_trace(place, trace)
-    return diff(before, after, are_paired=True)
+    return diff(before, after, are_paired=has_both_up)
+
+
+def _alone(tracer: Tracer) -> Trace:
+    """As many loads as a pair has, one after the other."""
+    tracer.record(NUM_PAIRS)
+    taken = tracer.trace()
+    tracer.close()
+    return taken
 
 
 def _tracer(side: Side, folder: RunFolder, setting: GateSetting) -> Tracer:

@@ -53,7 +53,7 @@ def carry_out(
     def work() -> GateResult:
         result = PairedGate(folder, (baseline, candidate), plan, setting).run()
         if result.claim is Claim.FAIL and plan.explains:
-            return explain(result, folder, (baseline, candidate), setting)
+            return explain(result, folder, (baseline, candidate), setting, plan.has_both_up)
         return result
 
     return _kept(folder, setting, work)

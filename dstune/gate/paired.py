@@ -7,13 +7,22 @@ in random order, in processes of their own for every pair.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from dstune.errors import NotComparable
 from dstune.gate.comparable import check_comparable
-from dstune.gate.contest import Contestant, Measured, Pair, run_of, run_pair, subject_of
+from dstune.gate.contest import (
+    Contestant,
+    Measured,
+    Pair,
+    run_of,
+    run_turns,
+    start_both,
+    subject_of,
+)
 from dstune.gate.plan import GatePlan, GateSetting
 from dstune.gate.quality import score_side
-from dstune.gate.sides import Side
+from dstune.gate.sides import Side, SideName
 from dstune.gate.verdict import conclude
 from dstune.measure.comparison import GateResult, QualityScores, RunFigures, Session
 from dstune.measure.record import Claim, TrialRecord
@@ -104,21 +113,28 @@ class PairedGate:
         return False
 
     def _pair(self, number: int, prefix: str) -> Pair:
-        """One pair in fresh processes; in the first one quality is scored, too."""
-        plan, contest = self._plan, (self._baseline, self._candidate)
+        """One pair in fresh processes and in random order."""
+        plan, turn = self._plan, [self._baseline, self._candidate]
+        self._order.shuffle(turn)
         repetitions = [(number - 1) * plan.num_loads + at for at in range(plan.num_loads)]
-        try:
-            for one in contest:
-                one.start()
-            pair = run_pair(*contest, prefix, repetitions, self._order)
-            if plan.quality_windows and not self._found.quality:
-                self._found.quality = {
-                    one.side.name: score_side(one, plan.quality_windows, self._setting)
-                    for one in contest
-                }
-            return pair
-        finally:
-            self._stop()
+        together = [turn] if plan.has_both_up else [[one] for one in turn]
+        found: dict[SideName, tuple[TrialRecord, ...]] = {}
+        for group in together:
+            try:
+                start_both(group)
+                found |= run_turns(group, prefix, repetitions)
+                self._score(group)
+            finally:
+                self._stop()
+        return Pair(found["baseline"], found["candidate"])
+
+    def _score(self, group: Sequence[Contestant]) -> None:
+        """Quality, once for each side."""
+        quality = self._found.quality
+        for one in group:
+            if self._plan.quality_windows and one.side.name not in quality:
+                scores = score_side(one, self._plan.quality_windows, self._setting)
+                quality[one.side.name] = scores
 
     def _run(self, one: Contestant, trials: tuple[TrialRecord, ...], prefix: str) -> RunFigures:
         name = one.side.name

@@ -35,6 +35,7 @@ class GatePlan:
     thresholds: Thresholds = DEFAULTS
     metrics: tuple[Gated, ...] = GATED
     num_loads: int = 1  # per side and pair, interleaved A B B A
+    has_both_up: bool = True  # within a pair; on a GPU both would want its whole memory
     budget_s: float | None = None
     quality_windows: int = 8  # 0: quality is not compared
     explains: bool = True

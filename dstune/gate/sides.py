@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dstune.errors import NotComparable, UsageError
 from dstune.gate.comparable import differing
@@ -93,6 +94,11 @@ def engine_of(checkout: Path, revision: str) -> Source:
         raise UsageError(f"revision {revision} holds no dstune.server to run")
     program = EngineProgram((sys.executable, "-m", "dstune.server"), checkout)
     return Source(program=program, revision=revision)
+
+
+def fit_together(sides: Sequence[Side], environment: Mapping[str, Any]) -> bool:
+    """Whether both sides can be up at once: an engine takes most of a GPU's memory."""
+    return not environment.get("gpus") or all(one.source.url is not None for one in sides)
 
 
 def check_sides(baseline: Side, candidate: Side) -> None:

@@ -312,3 +312,19 @@ def test_the_present_against_accepted_sessions(
     assert found["earlier"] == ["one", "three", "two"] and found["method"] == "stored"
     code, out, _ = gate("--baseline", "chat", "--stored", "--set", "max_num_seqs=30")
     assert code == 1 and "advisory" in out
+
+
+@pytest.mark.usefixtures("fake_engine")
+def test_an_interrupt_before_the_first_pair_says_so(
+    gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "p.yaml"
+    path.write_text(PROFILE)
+    monkeypatch.setattr(FakeTarget, "run", interrupted)
+    code, _, err = gate("--baseline", path, "--set", "block_size=32")
+    assert code == 130 and err.strip().endswith("error: interrupted")
+    (folder,) = tmp_path.glob("*-gate-chat")
+    assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"

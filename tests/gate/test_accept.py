@@ -127,7 +127,7 @@ def test_only_runs_of_dstune(bank: Bank, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text('{"duration": 1}')
     for name in ("chat", str(path), str(other)):
-        with pytest.raises(UsageError, match="is no run folder of dstune, and holds no exact figures"):
+        with pytest.raises(UsageError, match="it is no run folder of dstune, and holds no"):
             accept(name, bank.root, home(bank))
 
 

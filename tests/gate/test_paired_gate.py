@@ -86,6 +86,19 @@ class Hall:
         self.targets.append(target)
         return target
 
+    def watch_alive(self) -> list[int]:
+        """How many targets are up whenever one is opened."""
+        counts: list[int] = []
+        opened = self.open_side
+
+        def watched(side: Side, traces: bool) -> FakeTarget:
+            target = opened(side, traces)
+            counts.append(sum(not one.num_stops for one in self.targets))
+            return target
+
+        self.open_side = watched  # type: ignore[method-assign]
+        return counts
+
     def read_cpu(self) -> CpuReading:
         seconds = self.clock.ns / 1e9
         first, num = self.busy_from_run, len(self.order)
@@ -160,6 +173,16 @@ def test_each_pair_has_processes_of_its_own_and_both_meet_the_same_prompts(tmp_p
         assert before.num_resets == after.num_resets == 1
         assert before.num_tokenized == after.num_tokenized == 1  # a server's tokens are its own
     assert hall.targets[0].plans[-1] != hall.targets[2].plans[-1]
+
+
+def test_one_side_at_a_time_where_both_do_not_fit(tmp_path: Path) -> None:
+    hall = Hall(tmp_path, slowdown=0.25, jitter_sd=0.01)
+    plan = GatePlan(has_both_up=False, num_loads=2, seed=3)
+    alive = hall.watch_alive()
+    result, _ = hall.run(plan)
+    assert result.claim is Claim.FAIL and max(alive) == 1
+    first = hall.order[:5]  # warm-up, then each load with one
+    assert len(set(first)) == 1 and set(hall.order[5:10]).isdisjoint(first)
 
 
 def test_several_loads_of_a_pair_take_turns(tmp_path: Path) -> None:

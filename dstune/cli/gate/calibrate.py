@@ -41,7 +41,7 @@ def run(
     from dstune.gate import calibration, gate
     from dstune.gate.plan import GatePlan
     from dstune.gate.resolve import origin
-    from dstune.gate.sides import Side
+    from dstune.gate.sides import Side, fit_together
     from dstune.measure.fingerprint import fingerprint
     from dstune.report import gate as shown
     from dstune.tune.interrupt import one_gentle_stop
@@ -51,8 +51,10 @@ def run(
     side = Side("candidate", one.profile, one.knobs)
     sides = replace(side, name="baseline"), side
     for number in range(1, comparisons + 1):
-        plan = GatePlan(num_loads=loads, quality_windows=0, explains=False,
-                        seed=secrets.randbelow(1 << 32))  # fmt: skip
+        plan = GatePlan(
+            num_loads=loads, has_both_up=fit_together(sides, environment), quality_windows=0,
+            explains=False, seed=secrets.randbelow(1 << 32),
+        )  # fmt: skip
         folder = gate.begin(*sides, output, sys.argv[1:], environment)
         with shown.LiveGate() as live, folder.locked(), one_gentle_stop():
             live.notes(f"comparison {number} of {comparisons}: the same thing against itself")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,15 @@ def paired(asked: Asked, plan: GatePlan, root: Path, shown: Shown) -> int:
         return show(against_results(before, after, plan), None, shown)
     environment = fingerprint()
     with LiveGate() as live, resolved(asked, root, environment, live.notes) as sides:
+        if (
+            plan.has_both_up
+            and environment["gpus"]
+            and all(one.source.is_embedded for one in sides)
+        ):
+            live.notes(
+                "one side is up at a time: on a GPU each engine takes the memory that it finds"
+            )
+            plan = replace(plan, has_both_up=False)
         folder = whole.begin(*sides, root, sys.argv[1:], environment)
         found = calibration.known(calibration.path_of(sides[1], environment, root))
         live.notes(calibration.foresight(found, plan.thresholds))
