@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 from typing import Protocol, runtime_checkable
 
-from dstune.errors import DstuneError
+from dstune.errors import DstuneError, UsageError
 from dstune.gate.contest import Contestant
 from dstune.gate.plan import GateSetting
+from dstune.load.windows import CONTEXT_TOKENS, WINDOW_TOKENS, cut_windows
 from dstune.measure.comparison import QualityScores
-
-WINDOW_TOKENS = 512
-CONTEXT_TOKENS = 64  # of each window, not scored: before them every model guesses
 
 
 @runtime_checkable
@@ -35,9 +33,9 @@ def score_side(one: Contestant, num_windows: int, setting: GateSetting) -> Quali
     size = min(WINDOW_TOKENS, length - 1) if isinstance(length, int) else WINDOW_TOKENS
     try:
         tokens = target.tokenize(setting.corpus())
-        windows = _spread(tokens, size, num_windows)
-        if size <= 2 * CONTEXT_TOKENS or not windows:
-            raise DstuneError(f"windows of {size} tokens are too short to be scored")
+        if size <= 2 * CONTEXT_TOKENS:
+            raise UsageError(f"windows of {size} tokens are too short to be scored")
+        windows = cut_windows(tokens, num_windows, size)
         nlls = target.score(windows, CONTEXT_TOKENS)
     except DstuneError as error:  # an earlier version may not know how, random weights have no text
         return f"the {one.side.name} cannot score a text: {error}"
@@ -49,10 +47,3 @@ def score_side(one: Contestant, num_windows: int, setting: GateSetting) -> Quali
         num_tokens=len(windows) * (size - CONTEXT_TOKENS),
         window_nlls=tuple(nlls),
     )
-
-
-def _spread(tokens: list[int], size: int, num: int) -> list[list[int]]:
-    fitting = len(tokens) // size
-    num = min(num, fitting)
-    starts = [index * fitting // num * size for index in range(num)]
-    return [tokens[start : start + size] for start in starts]

@@ -44,6 +44,8 @@ def measure_session(folder: RunFolder, side: Side, plan: GatePlan, setting: Gate
             trial = one.load(f"s{index + 1:02d}-candidate", index)
             runs.append(run_of(folder, trial.trial_id, [trial], side.profile))
         scored = score_side(one, plan.quality_windows, setting) if plan.quality_windows else ""
+        if isinstance(scored, str) and scored:
+            setting.observer.notes(f"quality is not compared: {scored}")
         subject = subject_of(side, trial, setting)
     finally:
         one.stop()

@@ -14,14 +14,13 @@ from typing import Any
 from dstune.engine.config import EngineConfig
 from dstune.engine.engine import Engine
 from dstune.engine.scoring import score_windows
-from dstune.errors import ModelError, UsageError
+from dstune.errors import ModelError
 from dstune.knobs import KnobValue, check_value
+from dstune.load.windows import CONTEXT_TOKENS, WINDOW_TOKENS, cut_windows
 from dstune.measure.record import Estimate
 from dstune.model.loading.open import Checkpoint, open_checkpoint
 from dstune.stats.intervals import mean_estimate
 
-WINDOW_TOKENS = 512
-CONTEXT_TOKENS = 64
 REFERENCE_KNOBS: dict[str, KnobValue] = {"enable_prefix_caching": False}
 
 Report = Callable[[str, int, int], None]
@@ -95,18 +94,6 @@ def check_quality(
         raise ModelError(f"{model} has no tokenizer, so a text cannot be scored with it")
     windows = cut_windows(checkpoint.tokenizer.encode(text), num_windows)
     return compare_quality(checkpoint, variants, windows, report, backend)
-
-
-def cut_windows(token_ids: Sequence[int], num_windows: int) -> list[list[int]]:
-    """Non-overlapping windows spread over the text; raises `UsageError` when it is too short."""
-    fitting = len(token_ids) // WINDOW_TOKENS
-    if fitting < 2:
-        raise UsageError(
-            f"the text has {len(token_ids)} tokens; at least {2 * WINDOW_TOKENS} are needed"
-        )
-    count = min(num_windows, fitting)
-    starts = [(index * fitting // count) * WINDOW_TOKENS for index in range(count)]
-    return [list(token_ids[start : start + WINDOW_TOKENS]) for start in starts]
 
 
 def compare_quality(

@@ -87,6 +87,7 @@ def paired(asked: Asked, plan: GatePlan, root: Path, shown: Shown) -> int:
                 "one side is up at a time: on a GPU each engine takes the memory that it finds"
             )
             plan = replace(plan, has_both_up=False)
+        live.notes("; ".join(f"{one.name}: {one.source.describe()}" for one in sides))
         folder = whole.begin(*sides, root, sys.argv[1:], environment)
         found = calibration.known(calibration.path_of(sides[1], environment, root))
         live.notes(calibration.foresight(found, plan.thresholds))
