@@ -15,8 +15,8 @@ from dstune.engine.engine import Engine
 from dstune.engine.scoring import score_windows
 from dstune.errors import KnobError, UsageError
 from dstune.kv.validate import Variant, check_quality, plan_variants
-from dstune.load.windows import WINDOW_TOKENS, cut_windows
 from dstune.load.corpus import corpus_text
+from dstune.load.windows import WINDOW_TOKENS, cut_windows
 from dstune.model.loading.open import open_checkpoint
 
 CONTEXT = 6
